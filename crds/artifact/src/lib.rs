@@ -1,0 +1,8 @@
+//! What an adapter is: PEFT's rules, digests, source matching and costs.
+//!
+//! Pure: no file, no socket, no clock. Operator and engine both decide with this crate; there is no second copy of a
+//! rule.
+
+mod digest;
+
+pub use digest::{Digest, DigestParseError, digest_of_files};
