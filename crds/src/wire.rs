@@ -16,6 +16,10 @@ use serde::{Deserialize, Serialize};
 pub struct Placement {
     pub boot_id: String,
     pub generation: u64,
+    /// Names everything below it (a hash that the sender makes; opaque to the engine, at most 64 characters). The report
+    /// gives it back, so that a sender that was restarted sees that the pod has its placement already.
+    #[serde(default)]
+    pub revision: String,
     #[serde(default)]
     pub role: Role,
     #[serde(default)]
@@ -104,6 +108,9 @@ pub struct Report {
     pub boot_id: String,
     /// Generation of the last accepted placement; 0 if this process has had none.
     pub generation: u64,
+    /// `revision` of the last accepted placement; empty if this process has had none.
+    #[serde(default)]
+    pub revision: String,
     /// Every adapter with a floor is there or has failed with a type, for this boot.
     pub ready: bool,
     pub draining: bool,
