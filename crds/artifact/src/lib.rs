@@ -4,5 +4,8 @@
 //! rule.
 
 mod digest;
+pub mod gguf;
+mod reason;
 
 pub use digest::{Digest, DigestParseError, digest_of_files};
+pub use reason::{Reason, Refusal};
