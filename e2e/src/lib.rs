@@ -1,1 +1,13 @@
-//! See docs/ARCHITECTURE.md.
+//! The harness: a real one-node cluster from public packages, the images, the demo, and what the tests on them share.
+pub mod cache;
+pub mod check;
+pub mod debian;
+pub mod progress;
+pub mod shell;
+pub mod tools;
+
+/// The root of the repository that this crate was compiled in.
+pub fn repository() -> std::path::PathBuf {
+    let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_owned()
+}

@@ -1,0 +1,28 @@
+//! Progress lines with times, so that a long run shows where it is and a slow step shows itself.
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+static START: OnceLock<Instant> = OnceLock::new();
+
+/// Seconds since the first line of this run.
+fn elapsed() -> Duration {
+    START.get_or_init(Instant::now).elapsed()
+}
+
+/// Prints one line with the time since the start of the run.
+pub fn say(text: impl AsRef<str>) {
+    println!("[{:7.1}s] {}", elapsed().as_secs_f64(), text.as_ref());
+}
+
+/// Runs `work` between two lines: what begins, and how it ended after how long.
+///
+/// # Errors
+/// Whatever `work` fails with, unchanged.
+pub fn step<T>(name: &str, work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    say(format!("{name} ..."));
+    let begun = Instant::now();
+    let done = work();
+    let word = if done.is_ok() { "done" } else { "FAILED" };
+    say(format!("{name}: {word} in {:.1}s", begun.elapsed().as_secs_f64()));
+    done
+}

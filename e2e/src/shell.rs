@@ -1,0 +1,166 @@
+//! Programs run from here: every failure names the command, its exit and the end of what it printed.
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+/// Lines of a failed command's output that an error carries.
+const ERROR_LINES_MAX: usize = 40;
+
+/// One command to run, with its words kept for errors.
+#[derive(Debug)]
+pub struct Shell {
+    command: Command,
+    words: Vec<String>,
+    input: Option<Vec<u8>>,
+}
+
+/// What a command left: whether it ended well, and what it printed.
+#[derive(Clone, Debug)]
+pub struct Finished {
+    pub success: bool,
+    pub stdout: String,
+    pub stderr: String,
+    words: String,
+    code: Option<i32>,
+}
+
+impl Shell {
+    /// A command by program name or path; standard input is empty.
+    pub fn new(program: impl AsRef<OsStr>) -> Self {
+        let words = vec![program.as_ref().to_string_lossy().into_owned()];
+        Self { command: Command::new(program), words, input: None }
+    }
+
+    #[must_use]
+    pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
+        self.words.push(arg.as_ref().to_string_lossy().into_owned());
+        self.command.arg(arg);
+        self
+    }
+
+    #[must_use]
+    pub fn args<S: AsRef<OsStr>>(self, args: impl IntoIterator<Item = S>) -> Self {
+        args.into_iter().fold(self, Self::arg)
+    }
+
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    #[must_use]
+    pub fn env_remove(mut self, name: &str) -> Self {
+        self.command.env_remove(name);
+        self
+    }
+
+    #[must_use]
+    pub fn folder(mut self, folder: &Path) -> Self {
+        self.command.current_dir(folder);
+        self
+    }
+
+    /// What the command reads from its standard input.
+    #[must_use]
+    pub fn input(mut self, text: impl Into<Vec<u8>>) -> Self {
+        self.input = Some(text.into());
+        self
+    }
+
+    /// Runs to the end and keeps what was printed, whatever the exit.
+    ///
+    /// # Errors
+    /// When the program cannot be started.
+    pub fn finish(mut self) -> Result<Finished> {
+        let words = self.words.join(" ");
+        let stdin = if self.input.is_some() { Stdio::piped() } else { Stdio::null() };
+        let mut child = self
+            .command
+            .stdin(stdin)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("start `{words}`"))?;
+        // The writer is a thread of its own: a command may print before it has read everything.
+        let writer = child
+            .stdin
+            .take()
+            .zip(self.input.take())
+            .map(|(mut stdin, text)| std::thread::spawn(move || stdin.write_all(&text)));
+        let output = child.wait_with_output().with_context(|| format!("wait for `{words}`"))?;
+        if let Some(writer) = writer {
+            // A command that ends before it has read all says so by its own exit.
+            let _ = writer.join();
+        }
+        Ok(Finished {
+            success: output.status.success(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+            words,
+            code: output.status.code(),
+        })
+    }
+
+    /// Runs to the end; its standard output.
+    ///
+    /// # Errors
+    /// When it cannot be started or exits with anything but zero.
+    pub fn output(self) -> Result<String> {
+        Ok(self.finish()?.ok()?.stdout)
+    }
+
+    /// Runs to the end and forgets what it printed.
+    ///
+    /// # Errors
+    /// As [`Shell::output`].
+    pub fn run(self) -> Result<()> {
+        self.output().map(drop)
+    }
+
+    /// Runs with both outputs shown as they come, and gives each line to `see`. True when it exits with zero.
+    ///
+    /// # Errors
+    /// When it cannot be started or its output cannot be read.
+    pub fn stream(mut self, mut see: impl FnMut(&str)) -> Result<bool> {
+        let words = self.words.join(" ");
+        let mut child = self
+            .command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .with_context(|| format!("start `{words}`"))?;
+        let stdout = child.stdout.take().with_context(|| format!("read `{words}`"))?;
+        for line in BufReader::new(stdout).split(b'\n') {
+            let line = line.with_context(|| format!("read `{words}`"))?;
+            let line = String::from_utf8_lossy(&line);
+            println!("{line}");
+            see(&line);
+        }
+        Ok(child.wait().with_context(|| format!("wait for `{words}`"))?.success())
+    }
+}
+
+impl Finished {
+    /// Itself when the exit was zero.
+    ///
+    /// # Errors
+    /// Otherwise: the command, its exit code and the end of both outputs.
+    pub fn ok(self) -> Result<Self> {
+        if self.success {
+            return Ok(self);
+        }
+        let exit = self.code.map_or_else(|| "killed by a signal".to_owned(), |code| format!("exit {code}"));
+        bail!("`{}`: {exit}\n{}{}", self.words, tail(&self.stdout), tail(&self.stderr))
+    }
+}
+
+fn tail(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    let kept = &lines[lines.len().saturating_sub(ERROR_LINES_MAX)..];
+    kept.iter().map(|line| format!("  {line}\n")).collect()
+}

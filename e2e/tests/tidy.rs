@@ -1,0 +1,173 @@
+//! What the compiler does not check: lengths, leftovers, machine paths, and which room may lean on which.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use lorafleet_e2e::repository;
+
+/// Longest file and function in lines; `tidy-allowed.txt` lists what is longer for now and may only shrink.
+const FILE_LINES_MAX: usize = 600;
+const FUNCTION_LINES_MAX: usize = 100;
+
+/// Files whose text is made by a tool or is data.
+const NOT_READ: [&str; 8] = [".lock", ".sum", ".safetensors", ".gguf", ".png", ".npy", ".fatbin", ".zst"];
+
+/// Who may depend on whom, as docs/decisions/0001 draws it; `e2e` sees all.
+const ARROWS: [(&str, &[&str]); 6] = [
+    ("lorafleet-artifact", &[]),
+    ("lorafleet-crds", &["lorafleet-artifact"]),
+    ("lorafleet-operator", &["lorafleet-artifact", "lorafleet-crds"]),
+    ("lorafleet-gateway", &["lorafleet-artifact", "lorafleet-crds"]),
+    ("lorafleet-engine", &["lorafleet-artifact", "lorafleet-crds", "lorafleet-kernels"]),
+    ("lorafleet-kernels", &[]),
+];
+
+fn output(program: &str, args: &[&str]) -> String {
+    let done = Command::new(program).args(args).current_dir(repository()).output().unwrap();
+    assert!(done.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&done.stderr));
+    String::from_utf8(done.stdout).unwrap()
+}
+
+/// Paths (relative to the root) and texts of the tracked files that people write.
+fn texts() -> Vec<(String, String)> {
+    output("git", &["ls-files", "-z"])
+        .split('\0')
+        .filter(|path| !path.is_empty() && !NOT_READ.iter().any(|end| path.ends_with(end)))
+        .filter_map(|path| {
+            // A file deleted but not yet committed is still listed.
+            let bytes = std::fs::read(repository().join(path)).ok()?;
+            Some((path.to_owned(), String::from_utf8(bytes).ok()?))
+        })
+        .collect()
+}
+
+fn allowed() -> BTreeMap<String, usize> {
+    let path = repository().join("e2e/tests/tidy-allowed.txt");
+    let text = std::fs::read_to_string(path).unwrap();
+    text.lines()
+        .filter(|line| !line.starts_with('#') && !line.trim().is_empty())
+        .map(|line| {
+            let (lines, what) = line.split_once(' ').unwrap_or_else(|| panic!("tidy-allowed.txt: `{line}`"));
+            (what.to_owned(), lines.parse().unwrap())
+        })
+        .collect()
+}
+
+/// Name and length in lines of every function, found by the indentation that rustfmt gives its braces.
+fn functions(text: &str) -> Vec<(String, usize)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut found = Vec::new();
+    for (start, line) in lines.iter().enumerate() {
+        let trimmed = line.trim_start();
+        let indent = &line[..line.len() - trimmed.len()];
+        let before = trimmed.split("fn ").next().unwrap_or_default();
+        let keywords = ["pub", "pub(crate)", "pub(super)", "async", "const", "unsafe", "extern", "\"C\""];
+        if !trimmed.contains("fn ") || !before.split_whitespace().all(|word| keywords.contains(&word)) {
+            continue;
+        }
+        let end = format!("{indent}}}");
+        let Some(length) = lines[start..].iter().position(|line| *line == end) else { continue };
+        let name = trimmed[before.len() + 3..].split(['(', '<']).next().unwrap_or_default();
+        found.push((name.to_owned(), length + 1));
+    }
+    found
+}
+
+#[test]
+fn files_and_functions_stay_short() {
+    let mut wrong = Vec::new();
+    let mut allowed = allowed();
+    let mut judge = |what: String, lines: usize, most: usize| match allowed.remove(&what) {
+        Some(limit) if lines > limit => wrong.push(format!("{what}: {lines} lines, allowed {limit}")),
+        Some(limit) if lines < limit => {
+            wrong.push(format!("{what}: {lines} lines now; lower or drop its {limit} in tidy-allowed.txt"));
+        }
+        None if lines > most => wrong.push(format!("{what}: {lines} lines, at most {most}")),
+        _ => {}
+    };
+    for (path, text) in texts().into_iter().filter(|(path, _)| path.ends_with(".rs")) {
+        judge(path.clone(), text.lines().count(), FILE_LINES_MAX);
+        for (name, lines) in functions(&text) {
+            judge(format!("{path} {name}"), lines, FUNCTION_LINES_MAX);
+        }
+    }
+    wrong.extend(allowed.keys().map(|what| format!("{what}: in tidy-allowed.txt but not in the tree, or short now")));
+    assert!(wrong.is_empty(), "too long:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn finds_functions_by_their_braces() {
+    let text = "impl A {\n    pub async fn one(&self) {\n        x();\n    }\n}\n\nfn two<T>() -> T\n{\n}\n";
+    assert_eq!(functions(text), [("one".to_owned(), 3), ("two".to_owned(), 3)]);
+}
+
+#[test]
+fn no_leftovers_and_no_machine_paths() {
+    // Written in halves, so that this file does not find itself.
+    let everywhere = [
+        concat!("/wo", "rk/"),
+        concat!("/ro", "ot/"),
+        concat!("/ho", "me/"),
+        concat!("art", "ifactory"),
+        concat!("index.", "crates.io"),
+        concat!("proxy.", "golang.org"),
+        concat!("deb.", "debian.org"),
+        concat!("FIX", "ME"),
+        concat!("XX", "X"),
+        concat!("todo", "!("),
+        concat!("dbg", "!("),
+    ];
+    let mut wrong = Vec::new();
+    for (path, text) in texts() {
+        for (number, line) in text.lines().enumerate() {
+            for word in everywhere.iter().filter(|word| line.contains(*word)) {
+                wrong.push(format!("{path}:{}: `{word}`", number + 1));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "leftovers:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn rooms_lean_only_where_the_drawing_says() {
+    let metadata: serde_json::Value =
+        serde_json::from_str(&output("cargo", &["metadata", "--no-deps", "--offline", "--format-version", "1"]))
+            .unwrap();
+    let arrows: BTreeMap<&str, &[&str]> = ARROWS.into_iter().collect();
+    let mut wrong = Vec::new();
+    for package in metadata["packages"].as_array().unwrap() {
+        let name = package["name"].as_str().unwrap();
+        let Some(may) = arrows.get(name) else {
+            assert_eq!(name, "lorafleet-e2e", "a crate that the drawing does not know");
+            continue;
+        };
+        let ours: BTreeSet<&str> =
+            package["dependencies"].as_array().unwrap().iter().filter_map(|d| d["name"].as_str()).collect();
+        wrong.extend(
+            ours.into_iter()
+                .filter(|other| other.starts_with("lorafleet-") && !may.contains(other))
+                .map(|other| format!("{name} depends on {other}")),
+        );
+    }
+    assert!(wrong.is_empty(), "arrows:\n{}", wrong.join("\n"));
+}
+
+/// Workspace code is safe but for the two places that decisions allow.
+#[test]
+fn unsafe_code_only_where_allowed() {
+    let may = |path: &str| {
+        let path = Path::new(path);
+        path.starts_with("engine/src/backend")
+            || path.file_name() == Some("mmap.rs".as_ref())
+            || path.starts_with("e2e/tests")
+    };
+    let allow = concat!("allow(", "unsafe_code");
+    let wrong: Vec<PathBuf> = texts()
+        .into_iter()
+        .filter(|(path, text)| path.ends_with(".rs") && text.contains(allow) && !may(path))
+        .map(|(path, _)| path.into())
+        .collect();
+    assert!(wrong.is_empty(), "unsafe code allowed in {wrong:?}");
+}
