@@ -2,4 +2,31 @@
 //!
 //! Absent here on purpose: any client, any runtime, any clock.
 
+mod base_model;
+mod lora_adapter;
+mod serving_pool;
+
+pub mod condition;
+pub mod names;
 pub mod wire;
+
+pub mod crdgen;
+mod schema;
+
+pub use base_model::{
+    AdapterPolicy, AllowedSource, BaseModel, BaseModelSpec, BaseModelStatus, ModelSource, SecretRef, WeightFormat,
+};
+pub use lora_adapter::{
+    AdapterSource, BaseModelRef, LoraAdapter, LoraAdapterSpec, LoraAdapterStatus, Mode, PlacementError,
+    PlacementStatus, PoolPlacement, SourceFile, SourcePin, Warmth, WarmthFloor,
+};
+pub use names::{AdapterName, NameError};
+pub use serving_pool::{
+    AdapterCounts, Backend, Capacity, EngineTemplate, GatewayServiceType, GatewayTemplate, ServingPool,
+    ServingPoolSpec, ServingPoolStatus, Upgrade,
+};
+
+/// API group of the three kinds.
+pub const GROUP: &str = "lorafleet.dev";
+/// Their version.
+pub const VERSION: &str = "v1alpha1";

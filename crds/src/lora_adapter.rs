@@ -1,0 +1,258 @@
+//! `LoraAdapter`: one adapter, where it comes from, and where it is served.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::{CustomResource, KubeSchema};
+use lorafleet_artifact::Digest;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::AdapterName;
+
+/// One LoRA adapter: where its files are, and under which name it answers.
+///
+/// Foreseen and not in this version, so not accepted: `type: Medusa`, `mode` (every adapter is shared), `share`, `limits`,
+/// `warmth.minReplicas` and `schedule`, `rollout` (every change is served at once on all pods, the old version until then).
+#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "lorafleet.dev",
+    version = "v1alpha1",
+    kind = "LoraAdapter",
+    plural = "loraadapters",
+    shortname = "lora",
+    shortname = "loras",
+    category = "lorafleet",
+    namespaced,
+    status = "LoraAdapterStatus",
+    derive = "PartialEq",
+    doc = "One LoRA adapter: where its files are, and under which name it answers.",
+    selectable = ".spec.baseModelRef.name",
+    validation = Rule::new("self.metadata.name.size() <= 63 || has(self.spec.servedName)")
+        .message("a name of more than 63 characters needs a servedName"),
+    printcolumn(name = "Base", type_ = "string", json_path = ".spec.baseModelRef.name"),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason"),
+    printcolumn(name = "Served", type_ = "string", description = "Pods that hold it, and their pools", json_path = ".status.served"),
+    printcolumn(name = "Rank", type_ = "integer", json_path = ".status.rank"),
+    printcolumn(name = "Since", type_ = "date", json_path = ".status.conditions[?(@.type==\"Ready\")].lastTransitionTime"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "Available", type_ = "string", json_path = ".status.conditions[?(@.type==\"Available\")].status", priority = 1),
+    printcolumn(name = "Revision", type_ = "string", json_path = ".status.currentRevision", priority = 1),
+    printcolumn(name = "Source", type_ = "string", json_path = ".spec.source.uri", priority = 1),
+    printcolumn(name = "Message", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].message", priority = 1)
+)]
+#[serde(rename_all = "camelCase")]
+pub struct LoraAdapterSpec {
+    /// The base that it was trained for. Does not change.
+    #[x_kube(validation = Rule::new("self == oldSelf").message("baseModelRef does not change: an adapter for another base is another LoraAdapter"))]
+    pub base_model_ref: BaseModelRef,
+    pub source: AdapterSource,
+    /// What the adapter must hash to: the SHA-256 of what `sha256sum adapter_config.json adapter_model.safetensors` prints
+    /// in its folder. Without it, the digest is pinned at first sight until `source` or the annotation
+    /// `lorafleet.dev/resolve-at` changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::schema::optional_digest")]
+    pub digest: Option<Digest>,
+    /// Digest of the base that it was trained on, where the file itself does not say so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::schema::optional_digest")]
+    pub base_model_digest: Option<Digest>,
+    /// What clients put into `model`. Default: the name of the object.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub served_name: Option<AdapterName>,
+    #[serde(default)]
+    pub warmth: Warmth,
+}
+
+/// A `BaseModel` of the same namespace.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct BaseModelRef {
+    #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    pub name: String,
+}
+
+/// Where the adapter's files are. How to reach them (endpoint, region, credentials) is said by the entry of the base's
+/// `adapterPolicy.allowedSources` that allows them.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdapterSource {
+    /// `s3://bucket/folder`, a folder with `adapter_config.json` and `adapter_model.safetensors`.
+    /// `https://`, `hf://` and `pvc://` are refused by this version (`UnsupportedSource`).
+    #[schemars(length(min = 6, max = 1024), regex(pattern = r"^(s3|https|hf|pvc)://[^\s?#]+$"))]
+    #[x_kube(validation = Rule::new("!self.split('/').exists(segment, segment == '..' || segment == '.')")
+        .message("no segment of a uri may be '.' or '..'"))]
+    pub uri: String,
+}
+
+/// How near to the compute units an adapter stays.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Warmth {
+    /// A pod says that it is ready when the adapter has reached this tier, and keeps it there.
+    #[serde(default)]
+    pub floor: WarmthFloor,
+}
+
+/// The farthest tier that an adapter may fall to.
+#[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WarmthFloor {
+    Disk,
+    #[default]
+    Host,
+    Device,
+}
+
+/// What is known of the adapter, and where it is served. The intake controller is its one writer.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LoraAdapterStatus {
+    /// Generation of the spec that this status speaks of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Identity of what the spec asks for, once resolved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::schema::optional_digest")]
+    pub digest: Option<Digest>,
+    /// What the digest was computed from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<SourcePin>,
+    /// Fingerprint of all that the verification rested on: source, digests and policy. A change verifies again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub verified_for: Option<String>,
+    /// Largest rank of any module.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u32>,
+    /// Largest rank per kind of module, for instance `q_proj: 8`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 64))]
+    pub ranks: BTreeMap<String, u32>,
+    /// `lora_alpha` of its config.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alpha: Option<f64>,
+    /// Kinds of modules that it changes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(max = 128)))]
+    pub target_modules: Vec<String>,
+    /// Its files together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
+    /// The name that clients use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 128))]
+    pub served_name: Option<String>,
+    /// The digest that the served name means now. Moves when every ready pod of every pool holds the candidate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::schema::optional_digest")]
+    pub current_revision: Option<Digest>,
+    /// The digest that is on its way to be current; absent when there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::schema::optional_digest")]
+    pub candidate_revision: Option<Digest>,
+    /// Folder that holds the current revision, which may differ from the spec's while a candidate is on its way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
+    pub current_uri: Option<String>,
+    /// For people: how many pods hold it, in which pools.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 256))]
+    pub served: Option<String>,
+    /// One entry per pool that selects it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub pools: Vec<PoolPlacement>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "crate::schema::conditions")]
+    pub conditions: Vec<Condition>,
+}
+
+/// What a digest was computed from.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SourcePin {
+    #[schemars(length(max = 1024))]
+    pub uri: String,
+    /// Value of the annotation `lorafleet.dev/resolve-at` at that time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 256))]
+    pub resolve_at: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256))]
+    pub files: Vec<SourceFile>,
+}
+
+/// One file of a source as it was seen.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SourceFile {
+    #[schemars(length(max = 255))]
+    pub name: String,
+    pub size_bytes: u64,
+    /// The store's own word for the content, for instance its ETag.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
+    pub version: Option<String>,
+}
+
+/// How one pool serves the adapter.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolPlacement {
+    #[schemars(length(min = 1, max = 63))]
+    pub name: String,
+    pub mode: Mode,
+    /// Why it is placed as it is, or why it is not; one word.
+    #[schemars(length(max = 64))]
+    pub reason: String,
+    /// The same for people, with the limit and both values.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 1024))]
+    pub message: String,
+    /// The revision that every pod of the pool that takes traffic holds for this boot, newest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "crate::schema::digests")]
+    pub held: Vec<Digest>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 2048))]
+    pub placements: Vec<PlacementStatus>,
+}
+
+/// Whether an adapter shares its base with others.
+#[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Mode {
+    #[default]
+    Shared,
+}
+
+/// One version of the adapter on one pod, as the pod itself reports it.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlacementStatus {
+    #[schemars(length(max = 253))]
+    pub pod: String,
+    #[schemars(schema_with = "crate::schema::digest")]
+    pub digest: Digest,
+    /// The pod has said so for its present boot.
+    pub ready: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<PlacementError>,
+}
+
+/// Why a pod does not hold it.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacementError {
+    /// The typed reason, for instance `DigestMismatch`.
+    #[schemars(length(max = 64))]
+    pub code: String,
+    #[schemars(length(max = 512))]
+    pub message: String,
+}
+
+impl LoraAdapter {
+    /// The name that clients ask for: `servedName`, else the name of the object.
+    pub fn served_name(&self) -> &str {
+        match &self.spec.served_name {
+            Some(name) => name.as_str(),
+            None => self.metadata.name.as_deref().unwrap_or_default(),
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Schemas of types that know nothing of schemars.
+
+use schemars::{Schema, SchemaGenerator, json_schema};
+
+/// A [`lorafleet_artifact::Digest`] as text.
+pub(crate) fn digest(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "pattern": DIGEST_PATTERN, "maxLength": 71 })
+}
+
+/// The same, where it may be absent.
+pub(crate) fn optional_digest(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "pattern": DIGEST_PATTERN, "maxLength": 71, "nullable": true })
+}
+
+/// Digests that count as one base.
+pub(crate) fn digests(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "maxItems": 64,
+        "x-kubernetes-list-type": "set",
+        "items": { "type": "string", "pattern": DIGEST_PATTERN, "maxLength": 71 },
+    })
+}
+
+/// Kubernetes conditions: one per type, each owned by the writer that set it.
+pub(crate) fn conditions(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "maxItems": 16,
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["type"],
+        "items": {
+            "type": "object",
+            "required": ["type", "status", "reason", "message", "lastTransitionTime"],
+            "properties": {
+                "type": { "type": "string", "maxLength": 64 },
+                "status": { "type": "string", "enum": ["True", "False", "Unknown"] },
+                "reason": { "type": "string", "minLength": 1, "maxLength": 64, "pattern": "^[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?$" },
+                "message": { "type": "string", "maxLength": 1024 },
+                "lastTransitionTime": { "type": "string", "format": "date-time" },
+                "observedGeneration": { "type": "integer", "format": "int64", "minimum": 0 },
+            },
+        },
+    })
+}
+
+/// Labels that an object must carry, as in every Kubernetes selector.
+pub(crate) fn optional_label_selector(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "nullable": true,
+        "x-kubernetes-map-type": "atomic",
+        "properties": {
+            "matchLabels": {
+                "type": "object",
+                "maxProperties": 16,
+                "additionalProperties": { "type": "string", "maxLength": 63 },
+            },
+            "matchExpressions": {
+                "type": "array",
+                "maxItems": 16,
+                "x-kubernetes-list-type": "atomic",
+                "items": {
+                    "type": "object",
+                    "required": ["key", "operator"],
+                    "properties": {
+                        "key": { "type": "string", "maxLength": 317 },
+                        "operator": { "type": "string", "enum": ["In", "NotIn", "Exists", "DoesNotExist"] },
+                        "values": {
+                            "type": "array",
+                            "maxItems": 64,
+                            "x-kubernetes-list-type": "atomic",
+                            "items": { "type": "string", "maxLength": 63 },
+                        },
+                    },
+                },
+            },
+        },
+    })
+}
+
+/// A count or a percentage.
+pub(crate) fn optional_count_or_percentage(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "x-kubernetes-int-or-string": true,
+        "nullable": true,
+        "pattern": "^([0-9]+|[0-9]{1,3}%)$",
+    })
+}
+
+const DIGEST_PATTERN: &str = "^sha256:[0-9a-f]{64}$";

@@ -1,0 +1,22 @@
+//! The generated files in the chart are what the types say. Write them with `cargo xtask crds`.
+
+use std::path::Path;
+
+#[test]
+fn generated_files_are_up_to_date() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/lorafleet/files/crds");
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        lorafleet_crds::crdgen::write_to(&folder).unwrap();
+    }
+    let files = lorafleet_crds::crdgen::crd_files().unwrap();
+    let mut expected: Vec<_> = files.iter().map(|file| file.name.clone()).collect();
+    for file in &files {
+        let found = std::fs::read_to_string(folder.join(&file.name)).unwrap_or_default();
+        assert!(found == file.yaml, "{} is out of date: run `cargo xtask crds`", file.name);
+    }
+    let mut found: Vec<_> =
+        std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    expected.sort();
+    found.sort();
+    assert_eq!(found, expected, "files that no kind writes");
+}
