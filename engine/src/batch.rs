@@ -31,6 +31,13 @@ pub struct Batch {
     pub segments: Vec<Segment>,
 }
 
+impl Batch {
+    /// Nothing to write and nothing to compute.
+    pub fn is_empty(&self) -> bool {
+        self.drops.is_empty() && self.uploads.is_empty() && self.segments.is_empty()
+    }
+}
+
 /// The last hop, host to device pages. Only `Backend::submit` writes device memory.
 #[derive(Clone, Debug)]
 pub struct Upload {

@@ -1,0 +1,57 @@
+//! One struct of limits. A limit that is reached is a typed answer, never a surprise.
+
+use std::time::Duration;
+
+/// What this process allows itself. Derived from the machine where nothing is given (see `config`), printed at start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Distinct adapters among running sequences.
+    pub max_adapters_per_batch: u32,
+    /// Largest rank of an adapter that is accepted.
+    pub max_rank: u32,
+    /// Sequences that run at once.
+    pub max_sequences: u32,
+    /// Rows of one step; at least `max_sequences`, so that each running sequence can decode in each step.
+    pub max_step_tokens: u32,
+    /// Prompt and answer of one sequence, in tokens.
+    pub max_model_tokens: u32,
+    /// Sequences that wait or run; more are answered with 429.
+    pub max_queued: u32,
+    /// Choices of one request over all its prompts.
+    pub max_choices: u32,
+    /// Adapters known by name or digest.
+    pub max_adapters: u32,
+    /// Fetches of adapters at once.
+    pub max_fetches: u32,
+    /// Host memory for adapters.
+    pub host_cache_bytes: u64,
+    /// Adapter bytes written to the device in one step; one adapter may exceed it alone.
+    pub upload_bytes_per_step: u64,
+    /// After this wait, a sequence that lacks only a place for its adapter gets one from whoever has held it longest.
+    pub age_max: Duration,
+    /// Body of a request in bytes.
+    pub max_body_bytes: usize,
+    /// How long running requests may go on after SIGTERM.
+    pub drain_max: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_adapters_per_batch: 8,
+            max_rank: 256,
+            max_sequences: 32,
+            max_step_tokens: 256,
+            max_model_tokens: 2048,
+            max_queued: 1024,
+            max_choices: 64,
+            max_adapters: 10_000,
+            max_fetches: 4,
+            host_cache_bytes: 256 << 20,
+            upload_bytes_per_step: 64 << 20,
+            age_max: Duration::from_secs(2),
+            max_body_bytes: 4 << 20,
+            drain_max: Duration::from_secs(25),
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! Counters and histograms that the step thread and the HTTP tasks feed. Labels are variant names and, for adapters,
+//! a bounded set of digests; never a message.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use lorafleet_artifact::Digest;
+use lorafleet_crds::wire::Tier;
+use prometheus::{
+    Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry, TextEncoder,
+};
+
+use crate::batch::{Batch, KvOwner};
+use crate::moves::Move;
+use crate::refusal::Refusal;
+use crate::schedule::{Schedule, Yield};
+use crate::state::Drawn;
+
+/// Adapters with series of their own; all others share the series `other`.
+pub const ADAPTER_SERIES_MAX: usize = 64;
+
+/// Reasons with series of their own; codes are a closed set, but it is written in many places.
+const REASON_SERIES_MAX: usize = 64;
+
+pub struct Meter {
+    registry: Registry,
+    first_token: HistogramVec,
+    cold_start: Histogram,
+    inter_token: Histogram,
+    queue: Histogram,
+    step: Histogram,
+    step_adapters: Histogram,
+    step_adapter_pages: Histogram,
+    tokens: IntCounterVec,
+    adapter_requests: IntCounterVec,
+    adapter_tokens: IntCounterVec,
+    load: Histogram,
+    load_as_vllm_names_it: Histogram,
+    load_failures: IntCounterVec,
+    moves: IntCounterVec,
+    preemptions: IntCounterVec,
+    failed_steps: IntCounter,
+    replies: IntCounterVec,
+    /// Digests and codes that have a label of their own.
+    labels: Mutex<Labels>,
+}
+
+#[derive(Default)]
+struct Labels {
+    adapters: BTreeMap<Digest, String>,
+    reasons: BTreeMap<String, ()>,
+}
+
+impl std::fmt::Debug for Meter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Meter")
+    }
+}
+
+const FAST: &[f64] = &[0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0];
+const SLOW: &[f64] = &[0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0];
+const COUNTS: &[f64] = &[0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
+
+impl Meter {
+    /// Fails only if two families have one name: a mistake in this file.
+    pub fn new() -> Result<Self, prometheus::Error> {
+        let registry = Registry::new();
+        let made = Maker(&registry);
+        Ok(Self {
+            first_token: made.histograms(
+                "lorafleet_time_to_first_token_seconds",
+                "From arrival to the first token, by the adapter's tier at arrival.",
+                &["tier"],
+                SLOW,
+            )?,
+            cold_start: made.histogram(
+                "lorafleet_cold_start_seconds",
+                "From arrival to the first token where the adapter was not on the device.",
+                SLOW,
+            )?,
+            inter_token: made.histogram("lorafleet_inter_token_seconds", "Between two tokens of an answer.", FAST)?,
+            queue: made.histogram("lorafleet_queue_seconds", "From arrival to admission.", SLOW)?,
+            step: made.histogram("lorafleet_step_seconds", "One step of the backend.", FAST)?,
+            step_adapters: made.histogram(
+                "lorafleet_step_distinct_adapters",
+                "Distinct adapters in one step.",
+                COUNTS,
+            )?,
+            step_adapter_pages: made.histogram(
+                "lorafleet_step_uploaded_pages",
+                "Adapter pages written to the device in one step.",
+                COUNTS,
+            )?,
+            tokens: made.counters(
+                "lorafleet_tokens_total",
+                "Tokens: prompt, cached (of the prompt), output.",
+                &["kind"],
+            )?,
+            adapter_requests: made.counters(
+                "lorafleet_adapter_requests_total",
+                "Sequences begun, by adapter and by its tier at arrival: device is a hit.",
+                &["adapter", "tier"],
+            )?,
+            adapter_tokens: made.counters(
+                "lorafleet_adapter_tokens_total",
+                "Tokens drawn, by adapter.",
+                &["adapter"],
+            )?,
+            load: made.histogram("lorafleet_adapter_load_seconds", "Fetch and verification of an adapter.", SLOW)?,
+            load_as_vllm_names_it: made.histogram(
+                "vllm:lora_adapter_load_seconds",
+                "Fetch and verification of an adapter.",
+                SLOW,
+            )?,
+            load_failures: made.counters(
+                "lorafleet_adapter_load_failures_total",
+                "Adapters that were refused or unreachable, by typed reason.",
+                &["reason"],
+            )?,
+            moves: made.counters("lorafleet_adapter_moves_total", "Moves between tiers.", &["move"])?,
+            preemptions: made.counters(
+                "lorafleet_preemptions_total",
+                "Running sequences put back, by reason.",
+                &["reason"],
+            )?,
+            failed_steps: made.counter("lorafleet_failed_steps_total", "Steps that the backend did not do.")?,
+            replies: made.counters(
+                "lorafleet_replies_total",
+                "HTTP replies by route and status.",
+                &["route", "status"],
+            )?,
+            labels: Mutex::default(),
+            registry,
+        })
+    }
+
+    pub fn scheduled(&self, schedule: &Schedule) {
+        for (_, why) in &schedule.preempt {
+            let reason = match why {
+                Yield::OutOfPages => "OutOfPages",
+                Yield::Aged => "Aged",
+            };
+            self.preemptions.with_label_values(&[reason]).inc();
+        }
+    }
+
+    pub fn moved(&self, moves: &[Move]) {
+        for step in moves {
+            let name = match step {
+                Move::DropHost(..) => "DropHost",
+                Move::Fetch(..) => "Fetch",
+                Move::DropDevice(..) => "DropDevice",
+                Move::Upload(..) => "Upload",
+                Move::RefuseFloor(..) => "RefuseFloor",
+            };
+            self.moves.with_label_values(&[name]).inc();
+        }
+    }
+
+    pub fn stepped(&self, batch: &Batch, drawn: &[Drawn], from: Instant, to: Instant) {
+        let mut adapters: Vec<_> = batch.segments.iter().filter_map(|segment| segment.adapter).collect();
+        adapters.dedup();
+        let uploaded: usize = batch.uploads.iter().map(|upload| upload.pages.len()).sum();
+        self.step.observe((to - from).as_secs_f64());
+        self.step_adapters.observe(adapters.len() as f64);
+        self.step_adapter_pages.observe(uploaded as f64);
+        for token in drawn {
+            self.drawn(token, to);
+        }
+    }
+
+    fn drawn(&self, token: &Drawn, now: Instant) {
+        self.tokens.with_label_values(&["output"]).inc();
+        if let KvOwner::Adapter(digest) = token.owner {
+            self.adapter_tokens.with_label_values(&[&self.adapter_label(&digest)]).inc();
+        }
+        if let Some(before) = token.before {
+            self.inter_token.observe((now - before).as_secs_f64());
+            return;
+        }
+        let tier = token.tier_at_arrival.map_or("base", tier_label);
+        let seconds = now.saturating_duration_since(token.arrived).as_secs_f64();
+        self.first_token.with_label_values(&[tier]).observe(seconds);
+        if token.tier_at_arrival.is_some_and(|tier| tier < Tier::Device) {
+            self.cold_start.observe(seconds);
+        }
+        if let Some(admitted) = token.admitted {
+            self.queue.observe(admitted.saturating_duration_since(token.arrived).as_secs_f64());
+        }
+        self.tokens.with_label_values(&["prompt"]).inc_by(token.prompt_tokens.into());
+        self.tokens.with_label_values(&["cached"]).inc_by(token.cached_tokens.into());
+        if let KvOwner::Adapter(digest) = token.owner {
+            self.adapter_requests.with_label_values(&[&self.adapter_label(&digest), tier]).inc();
+        }
+    }
+
+    pub fn loaded(&self, seconds: f64) {
+        self.load.observe(seconds);
+        self.load_as_vllm_names_it.observe(seconds);
+    }
+
+    pub fn fetch_failed(&self, refusal: &Refusal) {
+        let label = {
+            let mut labels = self.labels();
+            let known = labels.reasons.contains_key(refusal.code.as_ref());
+            if known || labels.reasons.len() < REASON_SERIES_MAX {
+                labels.reasons.insert(refusal.code.clone().into_owned(), ());
+                refusal.code.as_ref()
+            } else {
+                "other"
+            }
+        };
+        self.load_failures.with_label_values(&[label]).inc();
+    }
+
+    pub fn step_failed(&self) {
+        self.failed_steps.inc();
+    }
+
+    pub fn replied(&self, route: &'static str, status: u16) {
+        self.replies.with_label_values(&[route, &status.to_string()]).inc();
+    }
+
+    /// All families in the text format.
+    pub fn text(&self) -> Result<String, prometheus::Error> {
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// The first adapters seen have labels of their own for the life of the process, so that counters never fall.
+    fn adapter_label(&self, digest: &Digest) -> String {
+        let mut labels = self.labels();
+        if let Some(label) = labels.adapters.get(digest) {
+            return label.clone();
+        }
+        if labels.adapters.len() >= ADAPTER_SERIES_MAX {
+            return "other".to_owned();
+        }
+        let label = digest.short();
+        labels.adapters.insert(*digest, label.clone());
+        label
+    }
+
+    fn labels(&self) -> MutexGuard<'_, Labels> {
+        self.labels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub fn tier_label(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Source => "source",
+        Tier::Disk => "disk",
+        Tier::Host => "host",
+        Tier::Device => "device",
+    }
+}
+
+struct Maker<'a>(&'a Registry);
+
+impl Maker<'_> {
+    fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> Result<Histogram, prometheus::Error> {
+        let made = Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec()))?;
+        self.0.register(Box::new(made.clone()))?;
+        Ok(made)
+    }
+
+    fn histograms(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+        buckets: &[f64],
+    ) -> Result<HistogramVec, prometheus::Error> {
+        let made = HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), labels)?;
+        self.0.register(Box::new(made.clone()))?;
+        Ok(made)
+    }
+
+    fn counter(&self, name: &str, help: &str) -> Result<IntCounter, prometheus::Error> {
+        let made = IntCounter::new(name, help)?;
+        self.0.register(Box::new(made.clone()))?;
+        Ok(made)
+    }
+
+    fn counters(&self, name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec, prometheus::Error> {
+        let made = IntCounterVec::new(Opts::new(name, help), labels)?;
+        self.0.register(Box::new(made.clone()))?;
+        Ok(made)
+    }
+}

@@ -1,0 +1,499 @@
+//! Seeded simulation of the whole state machine against a backend whose tokens depend on every page that it reads.
+//!
+//! The next token is a hash over the weights and all tokens before it, as they are found in the pages. One wrong page,
+//! one page read under other weights, one token computed twice, and the answer differs from the same prompt alone.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use lorafleet_artifact::Digest;
+use lorafleet_crds::wire::Floor;
+use tokio::sync::mpsc as events;
+use tokio::sync::watch;
+
+use crate::adapter::HostAdapter;
+use crate::backend::{Backend, BackendError, Ticket};
+use crate::batch::{Batch, KvOwner, PageBudget, ResidentId, Sampled, SampledRow, Segment};
+use crate::limits::Limits;
+use crate::metrics::Meter;
+use crate::refusal::Refusal;
+use crate::residency::{Enrolment, Loaded};
+use crate::sequence::{Event, Finish, NewSequence, Params, TokenEvent};
+use crate::snapshot::Snapshot;
+use crate::state::State;
+use crate::step::{Command, Fetch, Stepper};
+
+const ADAPTERS: u8 = 6;
+/// Its fetch always fails.
+const BROKEN: u8 = 5;
+const END: u32 = 7;
+
+/// xorshift64*: the same seed is the same run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % bound
+    }
+}
+
+fn digest(number: u8) -> Digest {
+    Digest::from_bytes([number + 1; 32])
+}
+
+fn next_token(weights: Option<Digest>, tokens: &[u32]) -> u32 {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let weights = weights.map_or(0, |digest| digest.as_bytes()[0]);
+    for value in std::iter::once(u32::from(weights)).chain(tokens.iter().copied()) {
+        hash = (hash ^ u64::from(value)).wrapping_mul(0x0100_0000_01b3);
+    }
+    (hash >> 40) as u32 % 40
+}
+
+fn answer_alone(owner: KvOwner, prompt: &[u32], max_tokens: u32) -> Vec<u32> {
+    let weights = match owner {
+        KvOwner::Base => None,
+        KvOwner::Adapter(digest) => Some(digest),
+    };
+    let mut tokens = prompt.to_vec();
+    for _ in 0..max_tokens {
+        let token = next_token(weights, &tokens);
+        tokens.push(token);
+        if token == END {
+            break;
+        }
+    }
+    tokens[prompt.len()..].to_vec()
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Cell {
+    Unwritten,
+    Adapter(ResidentId),
+    Token(u32, Option<ResidentId>),
+}
+
+struct Machine {
+    budget: PageBudget,
+    limits: Limits,
+    pages: Vec<Vec<Cell>>,
+    residents: BTreeMap<ResidentId, (Digest, Vec<u32>)>,
+    digests: BTreeMap<ResidentId, Digest>,
+    result: Option<Sampled>,
+    steps: Arc<Mutex<u64>>,
+}
+
+impl Machine {
+    fn write(&mut self, segment: &Segment) -> Vec<u32> {
+        let width = self.budget.page_tokens as usize;
+        if let Some(resident) = segment.adapter {
+            let (_, pages) = &self.residents[&resident];
+            for page in pages {
+                assert_eq!(self.pages[*page as usize][0], Cell::Adapter(resident), "an adapter's page was overwritten");
+            }
+        }
+        for (offset, token) in segment.tokens.iter().enumerate() {
+            let position = segment.position as usize + offset;
+            let page = segment.pages[position / width].0 as usize;
+            self.pages[page][position % width] = Cell::Token(*token, segment.adapter);
+        }
+        let weights = segment.adapter.map(|resident| self.digests[&resident]);
+        (0..segment.position as usize + segment.tokens.len())
+            .map(|position| match &self.pages[segment.pages[position / width].0 as usize][position % width] {
+                Cell::Token(token, adapter) => {
+                    let written_under = adapter.map(|resident| self.digests[&resident]);
+                    assert_eq!(written_under, weights, "keys of other weights were read");
+                    *token
+                }
+                other => panic!("position {position} of {:?} reads {other:?}", segment.sequence),
+            })
+            .collect()
+    }
+}
+
+impl Backend for Machine {
+    fn page_budget(&self) -> PageBudget {
+        self.budget
+    }
+
+    fn submit(&mut self, batch: &Batch) -> Result<Ticket, BackendError> {
+        for resident in &batch.drops {
+            assert!(self.residents.remove(resident).is_some(), "an unknown resident was dropped");
+        }
+        for upload in &batch.uploads {
+            let pages: Vec<u32> = upload.pages.iter().map(|page| page.0).collect();
+            for page in &pages {
+                self.pages[*page as usize].fill(Cell::Adapter(upload.resident));
+            }
+            self.digests.insert(upload.resident, upload.adapter.digest);
+            self.residents.insert(upload.resident, (upload.adapter.digest, pages));
+        }
+        let rows: usize = batch.segments.iter().map(|segment| segment.tokens.len()).sum();
+        assert!(rows <= self.limits.max_step_tokens as usize);
+        assert!(batch.segments.len() <= self.limits.max_sequences as usize);
+        let mut adapters: Vec<_> = batch.segments.iter().map(|segment| segment.adapter).collect();
+        adapters.dedup();
+        let distinct = adapters.len();
+        adapters.sort();
+        adapters.dedup();
+        assert_eq!(distinct, adapters.len(), "segments of one adapter stand side by side");
+        assert!(adapters.iter().flatten().count() <= self.limits.max_adapters_per_batch as usize);
+        let mut sampled = Sampled::default();
+        for segment in &batch.segments {
+            let tokens = self.write(segment);
+            if segment.sample.is_some() {
+                let weights = segment.adapter.map(|resident| self.digests[&resident]);
+                let token = next_token(weights, &tokens);
+                let row = SampledRow { sequence: segment.sequence, token, logprob: 0.0, alternatives: Vec::new() };
+                sampled.rows.push(row);
+            }
+        }
+        self.result = Some(sampled);
+        *self.steps.lock().unwrap() += 1;
+        Ok(Ticket(batch.step))
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<Sampled, BackendError> {
+        self.result.take().ok_or(BackendError::BadBatch { step: ticket.0, what: "not submitted".into() })
+    }
+}
+
+struct Pending(Arc<Mutex<Vec<Digest>>>);
+
+impl Fetch for Pending {
+    fn start(&mut self, digest: Digest, source: &str) {
+        assert!(source.starts_with("test://"));
+        let mut pending = self.0.lock().unwrap();
+        assert!(!pending.contains(&digest), "one fetch at a time per digest");
+        pending.push(digest);
+    }
+}
+
+struct Client {
+    owner: KvOwner,
+    prompt: Vec<u32>,
+    max_tokens: u32,
+    events: events::Receiver<Event>,
+    tokens: Vec<u32>,
+    end: Option<Result<Finish, Refusal>>,
+}
+
+struct World {
+    random: Random,
+    stepper: Stepper,
+    pending: Arc<Mutex<Vec<Digest>>>,
+    clients: Vec<Client>,
+    now: Instant,
+    done: u64,
+    cached: u64,
+    _snapshot: watch::Receiver<Arc<Snapshot>>,
+}
+
+impl World {
+    fn new(seed: u64, limits: Limits, pages: u32) -> Self {
+        let budget = PageBudget { page_bytes: 64, pages, page_tokens: 4 };
+        let machine = Machine {
+            budget,
+            limits: limits.clone(),
+            pages: vec![vec![Cell::Unwritten; 4]; pages as usize],
+            residents: BTreeMap::new(),
+            digests: BTreeMap::new(),
+            result: None,
+            steps: Arc::default(),
+        };
+        let pending = Arc::new(Mutex::new(Vec::new()));
+        let (snapshot, shown) = watch::channel(Arc::new(Snapshot::default()));
+        let (_, commands) = mpsc::sync_channel(1);
+        let stepper = Stepper::new(
+            State::new(limits, budget),
+            Box::new(machine),
+            commands,
+            Box::new(Pending(pending.clone())),
+            snapshot,
+            Arc::new(Meter::new().unwrap()),
+        );
+        let mut world = Self {
+            random: Random(seed * 2 + 1),
+            stepper,
+            pending,
+            clients: Vec::new(),
+            now: Instant::now(),
+            done: 0,
+            cached: 0,
+            _snapshot: shown,
+        };
+        for number in 0..ADAPTERS {
+            world.enrol(number, false);
+        }
+        world
+    }
+
+    fn enrol(&mut self, number: u8, pinned: bool) {
+        let floor = if pinned { Floor::Device } else { Floor::None };
+        let enrolment = Enrolment { digest: digest(number), source: format!("test://{number}"), pinned, floor };
+        self.stepper.take(Command::Enrol(vec![(enrolment, None)]), self.now);
+    }
+
+    fn submit(&mut self, owner: KvOwner, prompt: Vec<u32>, max_tokens: u32, choices: u64) {
+        let params = Arc::new(params(max_tokens));
+        let group = self.random.below(u64::MAX);
+        let sequences = (0..choices).map(|_| {
+            let (sender, receiver) = events::channel(max_tokens as usize + 1);
+            self.clients.push(Client {
+                owner,
+                prompt: prompt.clone(),
+                max_tokens,
+                events: receiver,
+                tokens: Vec::new(),
+                end: None,
+            });
+            NewSequence {
+                owner,
+                prompt: prompt.clone().into(),
+                params: params.clone(),
+                seed: 0,
+                group,
+                events: sender,
+                place: None,
+                arrived: self.now,
+            }
+        });
+        let sequences = sequences.collect();
+        self.stepper.take(Command::Submit(sequences), self.now);
+    }
+
+    fn random_request(&mut self) {
+        let owner = match self.random.below(u64::from(ADAPTERS) + 2) as u8 {
+            number if number < ADAPTERS => KvOwner::Adapter(digest(number)),
+            _ => KvOwner::Base,
+        };
+        // Few distinct beginnings, so that prefixes are shared.
+        let beginning = self.random.below(2) as u32;
+        let length = 1 + self.random.below(30) as u32;
+        let tail = self.random.below(3) as u32;
+        let prompt = (0..length).map(|at| if at < 12 { beginning + at } else { tail + at }).collect();
+        let max_tokens = 1 + self.random.below(24) as u32;
+        let choices = if self.random.below(8) == 0 { 3 } else { 1 };
+        self.submit(owner, prompt, max_tokens, choices);
+    }
+
+    fn end_a_fetch(&mut self) {
+        let mut pending = self.pending.lock().unwrap();
+        if pending.is_empty() {
+            return;
+        }
+        let at = self.random.below(pending.len() as u64) as usize;
+        let fetched = pending.swap_remove(at);
+        drop(pending);
+        let number = fetched.as_bytes()[0] - 1;
+        let result = if number == BROKEN {
+            Err(Refusal::new(422, "Malformed", "broken on purpose"))
+        } else {
+            Ok(Loaded {
+                adapter: Arc::new(HostAdapter { digest: fetched, bytes: vec![number] }),
+                bytes: 10 + u64::from(number),
+                pages: 1 + u32::from(number),
+                rank: 8,
+                modules: 2,
+                on_disk: false,
+            })
+        };
+        self.stepper.take(Command::Fetched(fetched, result), self.now);
+    }
+
+    fn step(&mut self) {
+        self.now += Duration::from_millis(1 + self.random.below(20));
+        self.stepper.step(self.now);
+        self.stepper.state.check().unwrap();
+        for client in &mut self.clients {
+            while let Ok(event) = client.events.try_recv() {
+                assert!(client.end.is_none(), "an event after the last");
+                match event {
+                    Event::Token(TokenEvent { token, finish, cached_tokens, .. }) => {
+                        client.tokens.push(token);
+                        self.cached += u64::from(cached_tokens * u32::from(client.tokens.len() == 1));
+                        client.end = finish.map(Ok);
+                    }
+                    Event::Failed(refusal) => client.end = Some(Err(refusal)),
+                }
+            }
+        }
+        let (ended, open) = std::mem::take(&mut self.clients).into_iter().partition(|client| client.end.is_some());
+        self.clients = open;
+        for client in ended {
+            self.judge(client);
+        }
+    }
+
+    fn judge(&mut self, client: Client) {
+        match client.end {
+            Some(Ok(finish)) => {
+                let alone = answer_alone(client.owner, &client.prompt, client.max_tokens);
+                assert_eq!(client.tokens, alone, "{:?} {:?}", client.owner, client.prompt);
+                let stopped = client.tokens.last() == Some(&END);
+                assert_eq!(finish, if stopped { Finish::Stop } else { Finish::Length });
+                self.done += 1;
+            }
+            Some(Err(refusal)) => {
+                let broken = client.owner == KvOwner::Adapter(digest(BROKEN));
+                let expected = if broken { &["Malformed", "ModelNotFound"][..] } else { &["ModelNotFound"][..] };
+                assert!(expected.contains(&refusal.code.as_ref()), "{refusal} for {:?}", client.owner);
+            }
+            None => {}
+        }
+    }
+
+    /// Lets everything end; panics if something never does.
+    fn settle(&mut self) {
+        for _ in 0..50_000 {
+            if self.clients.is_empty() && self.pending.lock().unwrap().is_empty() {
+                break;
+            }
+            self.end_a_fetch();
+            self.step();
+        }
+        assert_eq!(self.clients.len(), 0, "requests that never end: {:#?}", self.stepper.state.waiting);
+        self.step();
+        let snapshot = Snapshot::of(&self.stepper.state);
+        assert!(snapshot.idle());
+        assert_eq!(snapshot.pages.kv, 0);
+        assert!(snapshot.adapters.iter().all(|facts| facts.leases == 0));
+    }
+}
+
+fn params(max_tokens: u32) -> Params {
+    Params {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        repetition_penalty: 1.0,
+        logit_bias: Arc::default(),
+        logprobs: None,
+        max_tokens,
+        min_tokens: 0,
+        stop_tokens: Arc::new([END]),
+    }
+}
+
+fn limits() -> Limits {
+    Limits {
+        max_adapters_per_batch: 2,
+        max_sequences: 6,
+        max_step_tokens: 16,
+        host_cache_bytes: 40,
+        upload_bytes_per_step: 200,
+        age_max: Duration::from_millis(300),
+        max_fetches: 2,
+        ..Limits::default()
+    }
+}
+
+fn fuzz(seed: u64) -> (u64, u64) {
+    let pages = 24 + (seed % 5) as u32 * 8;
+    let mut world = World::new(seed, limits(), pages);
+    for _ in 0..600 {
+        match world.random.below(12) {
+            0..4 => world.random_request(),
+            4..6 => world.end_a_fetch(),
+            6 if !world.clients.is_empty() => {
+                let at = world.random.below(world.clients.len() as u64) as usize;
+                world.clients.swap_remove(at);
+            }
+            7 => {
+                let number = world.random.below(u64::from(ADAPTERS)) as u8;
+                world.stepper.take(Command::Retire(vec![digest(number)]), world.now);
+            }
+            8 => {
+                let number = world.random.below(u64::from(ADAPTERS)) as u8;
+                let pinned = world.random.below(4) == 0;
+                world.enrol(number, pinned);
+            }
+            _ => world.step(),
+        }
+        world.step();
+    }
+    world.settle();
+    (world.done, world.cached)
+}
+
+#[test]
+fn every_answer_equals_its_answer_alone_whatever_happens_around_it() {
+    let (mut done, mut cached) = (0, 0);
+    for seed in 0..60 {
+        let outcome = std::panic::catch_unwind(|| fuzz(seed));
+        let (finished, found) = outcome.unwrap_or_else(|cause| {
+            eprintln!("seed {seed} failed");
+            std::panic::resume_unwind(cause)
+        });
+        done += finished;
+        cached += found;
+    }
+    assert!(done > 3_000, "only {done} requests were answered: the simulation tests nothing");
+    assert!(cached > 3_000, "only {cached} tokens came from the prefix cache: the simulation tests nothing");
+}
+
+#[test]
+fn one_place_and_an_endless_stream_still_lets_the_other_adapter_start() {
+    let limits = Limits { max_adapters_per_batch: 1, ..limits() };
+    let age_max = limits.age_max;
+    let mut world = World::new(1, limits, 64);
+    world.submit(KvOwner::Adapter(digest(0)), vec![1, 2, 3], 100_000 / 1000, 1);
+    for _ in 0..6 {
+        world.end_a_fetch();
+        world.step();
+    }
+    world.submit(KvOwner::Adapter(digest(1)), vec![4], 1, 1);
+    let asked = world.now;
+    while world.clients.iter().any(|client| client.owner == KvOwner::Adapter(digest(1))) {
+        // The stream never runs dry.
+        if world.clients.iter().filter(|client| client.owner == KvOwner::Adapter(digest(0))).count() < 2 {
+            world.submit(KvOwner::Adapter(digest(0)), vec![1, 2, 3, 4], 50, 1);
+        }
+        world.end_a_fetch();
+        world.step();
+        assert!(world.now - asked < age_max * 2, "it waited for {:?}", world.now - asked);
+    }
+    world.settle();
+}
+
+#[test]
+fn the_base_needs_no_place_and_a_slow_source_delays_nobody_else() {
+    let limits = Limits { max_adapters_per_batch: 1, age_max: Duration::from_secs(3600), ..limits() };
+    let mut world = World::new(2, limits, 64);
+    world.submit(KvOwner::Adapter(digest(0)), vec![1, 2, 3], 20, 1);
+    world.step();
+    world.end_a_fetch();
+    world.submit(KvOwner::Adapter(digest(1)), vec![1, 2, 3], 2, 1);
+    world.submit(KvOwner::Base, vec![1, 2, 3], 2, 1);
+    world.submit(KvOwner::Adapter(digest(0)), vec![1, 2, 3], 2, 1);
+    // The fetch of adapter 1 never ends meanwhile.
+    for _ in 0..30 {
+        world.step();
+    }
+    let open: Vec<KvOwner> = world.clients.iter().map(|client| client.owner).collect();
+    assert_eq!(open, [KvOwner::Adapter(digest(1))]);
+    world.settle();
+}
+
+#[test]
+fn ten_requests_behind_a_broken_adapter_get_ten_typed_errors() {
+    let mut world = World::new(3, limits(), 64);
+    for _ in 0..10 {
+        world.submit(KvOwner::Adapter(digest(BROKEN)), vec![1], 1, 1);
+    }
+    world.step();
+    assert_eq!(world.clients.len(), 10);
+    world.end_a_fetch();
+    world.step();
+    assert_eq!(world.clients.len(), 0);
+    world.submit(KvOwner::Base, vec![1], 1, 1);
+    world.settle();
+    assert_eq!(world.done, 1);
+}

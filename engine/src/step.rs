@@ -1,0 +1,194 @@
+//! The engine's heart and the place to start reading: one thread, one loop, one owner of the state.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use lorafleet_artifact::Digest;
+use tokio::sync::watch;
+
+use crate::backend::Backend;
+use crate::batch::Batch;
+use crate::metrics::Meter;
+use crate::moves;
+use crate::refusal::Refusal;
+use crate::residency::{Enrolment, Loaded};
+use crate::schedule;
+use crate::sequence::NewSequence;
+use crate::snapshot::Snapshot;
+use crate::state::State;
+
+/// What the outside asks of the step thread.
+#[derive(Debug)]
+pub enum Command {
+    /// The sequences of one request.
+    Submit(Vec<NewSequence>),
+    /// Adapters to know from now on, perhaps with their bytes at hand.
+    Enrol(Vec<(Enrolment, Option<Loaded>)>),
+    /// Adapters that nobody may name any more.
+    Retire(Vec<Digest>),
+    /// The end of a fetch.
+    Fetched(Digest, Result<Loaded, Refusal>),
+    /// End the thread; what still runs is cut off.
+    Stop,
+}
+
+/// Starts fetches on threads of its own; each ends in one `Command::Fetched`.
+pub trait Fetch: Send {
+    fn start(&mut self, digest: Digest, source: &str);
+}
+
+pub struct Stepper {
+    pub state: State,
+    backend: Box<dyn Backend>,
+    commands: Receiver<Command>,
+    fetch: Box<dyn Fetch>,
+    snapshot: watch::Sender<Arc<Snapshot>>,
+    meter: Arc<Meter>,
+    published: Instant,
+    /// Something that a snapshot shows has changed since `published`.
+    changed: bool,
+}
+
+/// Sleep while sequences wait for a fetch: their readers may hang up meanwhile.
+const NAP_WAITING: Duration = Duration::from_millis(10);
+/// Sleep while there is nothing to do; a failed floor's pause may end meanwhile.
+const NAP_IDLE: Duration = Duration::from_millis(250);
+/// A snapshot of a busy engine is at most this old.
+const SNAPSHOT_AGE_MAX: Duration = Duration::from_millis(100);
+
+impl Stepper {
+    pub fn new(
+        state: State,
+        backend: Box<dyn Backend>,
+        commands: Receiver<Command>,
+        fetch: Box<dyn Fetch>,
+        snapshot: watch::Sender<Arc<Snapshot>>,
+        meter: Arc<Meter>,
+    ) -> Self {
+        let published = Instant::now();
+        Self { state, backend, commands, fetch, snapshot, meter, published, changed: true }
+    }
+
+    pub fn run(mut self) {
+        let mut nap = Duration::ZERO;
+        while self.drain(nap) {
+            let worked = self.step(Instant::now());
+            nap = match (worked, self.state.waiting.is_empty()) {
+                (true, _) => Duration::ZERO,
+                (false, false) => NAP_WAITING,
+                (false, true) => NAP_IDLE,
+            };
+        }
+    }
+
+    /// Moves, schedule, submit, wait, commit, emit. Says whether there was anything to compute.
+    pub fn step(&mut self, now: Instant) -> bool {
+        self.state.sweep();
+        self.do_moves(now);
+        let schedule = schedule::decide(&self.state, now);
+        self.changed |= !(schedule.admit.is_empty() && schedule.preempt.is_empty() && schedule.hopeless.is_empty());
+        self.meter.scheduled(&schedule);
+        let batch = self.state.begin(schedule, now);
+        let worked = !batch.is_empty();
+        if worked {
+            self.compute(&batch, now);
+        } else if cfg!(debug_assertions)
+            && let Err(broken) = self.state.check()
+        {
+            tracing::error!(broken, "the state contradicts itself");
+        }
+        self.publish(worked);
+        worked
+    }
+
+    /// Takes commands; waits for the first one up to `nap`. False once it is time to stop.
+    fn drain(&mut self, nap: Duration) -> bool {
+        let mut next = match self.commands.recv_timeout(nap) {
+            Ok(command) => Some(command),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => return false,
+        };
+        while let Some(command) = next {
+            if !self.take(command, Instant::now()) {
+                return false;
+            }
+            next = self.commands.try_recv().ok();
+        }
+        true
+    }
+
+    /// Lets a command change the state; false if it is the end.
+    pub fn take(&mut self, command: Command, now: Instant) -> bool {
+        self.changed = true;
+        match command {
+            Command::Submit(sequences) => sequences.into_iter().for_each(|sequence| self.state.accept(sequence, now)),
+            Command::Enrol(adapters) => {
+                for (enrolment, loaded) in adapters {
+                    let digest = enrolment.digest;
+                    self.state.residency.enrol(enrolment, now);
+                    if let Some(loaded) = loaded {
+                        self.arrive(digest, Ok(loaded), now);
+                    }
+                }
+            }
+            Command::Retire(digests) => digests.into_iter().for_each(|digest| self.state.residency.retire(digest)),
+            Command::Fetched(digest, result) => self.arrive(digest, result, now),
+            Command::Stop => return false,
+        }
+        true
+    }
+
+    fn arrive(&mut self, digest: Digest, result: Result<Loaded, Refusal>, now: Instant) {
+        match result.and_then(|loaded| loaded.affordable(&self.state.limits, self.state.budget)) {
+            Ok(loaded) => {
+                self.state.residency.arrived(digest, loaded, now);
+                self.state.fail_unfit(digest);
+            }
+            Err(refusal) => {
+                tracing::warn!(%digest, %refusal, "adapter not loaded");
+                self.meter.fetch_failed(&refusal);
+                self.state.fail_waiting(digest, &refusal);
+                self.state.residency.failed(digest, refusal, now);
+            }
+        }
+    }
+
+    fn do_moves(&mut self, now: Instant) {
+        let moves = moves::decide(&self.state.tiers(now));
+        self.changed |= !moves.is_empty();
+        self.meter.moved(&moves);
+        for digest in self.state.apply(&moves, now) {
+            if let Some(source) = self.state.residency.source(&digest) {
+                self.fetch.start(digest, source);
+            }
+        }
+    }
+
+    fn compute(&mut self, batch: &Batch, now: Instant) {
+        let result = self.backend.submit(batch).and_then(|ticket| self.backend.wait(ticket));
+        let done = Instant::now().max(now);
+        match result {
+            Ok(sampled) => {
+                let drawn = self.state.commit(batch, sampled, done);
+                self.changed |= drawn.iter().any(|token| token.finish.is_some());
+                self.meter.stepped(batch, &drawn, now, done);
+            }
+            Err(error) => {
+                tracing::error!(step = batch.step, %error, "the backend did not do the step");
+                self.changed = true;
+                self.meter.step_failed();
+                self.state.abort(batch, &error.to_string());
+            }
+        }
+    }
+
+    fn publish(&mut self, worked: bool) {
+        let stale = worked && self.published.elapsed() >= SNAPSHOT_AGE_MAX;
+        if self.changed || stale {
+            self.snapshot.send_replace(Arc::new(Snapshot::of(&self.state)));
+            self.published = Instant::now();
+            self.changed = false;
+        }
+    }
+}
