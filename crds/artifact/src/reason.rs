@@ -112,7 +112,13 @@ impl Refusal {
 
 /// At most `limit` characters of text that came from outside, with control characters made visible: for messages.
 pub(crate) fn excerpt(text: &str, limit: usize) -> String {
-    let mut out: String = text.chars().take(limit).flat_map(char::escape_debug).collect();
+    let mut out = String::new();
+    for character in text.chars().take(limit) {
+        match character {
+            '\'' | '"' | '\\' => out.push(character),
+            other => out.extend(other.escape_debug()),
+        }
+    }
     if text.chars().nth(limit).is_some() {
         out.push_str("...");
     }

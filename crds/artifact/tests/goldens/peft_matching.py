@@ -1,0 +1,58 @@
+"""Writes peft_matching.json: which modules PEFT itself targets, with rank and scale, for many configurations.
+
+usage: peft_matching.py FOLDER_OF_THE_BASE > peft_matching.json     needs peft, transformers, torch
+"""
+import json
+import sys
+import warnings
+
+import peft
+import torch
+from transformers import AutoModelForCausalLM
+
+warnings.simplefilter("ignore")
+CONFIGS = [
+    dict(target_modules=["q_proj", "v_proj"]),
+    dict(target_modules=["self_attn.q_proj"]),
+    dict(target_modules=["model.layers.1.self_attn.q_proj", "v_proj"], layers_to_transform=[0]),
+    dict(target_modules=["q_proj", "lm_head"]),
+    dict(target_modules=["q_proj", "lm_head"], layers_to_transform=1),
+    dict(target_modules=["q_proj"], layers_to_transform=[1], layers_pattern="layers"),
+    dict(target_modules=["q_proj"], layers_to_transform=[0, 1], layers_pattern=["h", "layers"]),
+    dict(target_modules=["q_proj"], layers_to_transform=[]),
+    dict(target_modules="all-linear"),
+    dict(target_modules="ALL-LINEAR"),
+    dict(target_modules="all-linear", exclude_modules=["o_proj"]),
+    dict(target_modules=["q_proj", "k_proj", "v_proj"], exclude_modules=["model.layers.0.self_attn.k_proj"]),
+    dict(target_modules=["q_proj", "k_proj", "v_proj"], exclude_modules=r".*\.1\.self_attn\.(q|k)_proj"),
+    dict(target_modules=r".*\.(q|v)_proj"),
+    dict(target_modules=r"model\.layers\.\d+\.mlp\.(?:gate|up)_proj"),
+    dict(target_modules=r".*(?<!\.0)\.self_attn\.q_proj"),
+    dict(target_modules=r"(?!.*mlp).*_proj|lm_head"),
+    dict(target_modules=r".*\.0\..*_proj|.*down_proj"),
+    dict(target_modules=r"(?:.*?(?:language|text).*?(?:self_attn|mlp).*?(?:q_proj|up_proj).*?)|(?:\bmodel\.layers\.[\d]{1,}\.(?:self_attn|attention|attn|mlp)\.(?:(?:q_proj|up_proj|down_proj)))"),
+    dict(target_modules=["q_proj", "down_proj"], rank_pattern={"q_proj": 3, "model.layers.1.self_attn.q_proj": 5}),
+    dict(target_modules=["q_proj", "down_proj"], rank_pattern={"model.layers.1.self_attn.q_proj": 5, "q_proj": 3}),
+    dict(target_modules=["q_proj", "down_proj"], rank_pattern={r"layers\.\d+\.mlp": 3, "mlp.down_proj": 7}),
+    dict(target_modules=["q_proj", "down_proj"], rank_pattern={"proj": 3, ".*proj": 6}),
+    dict(target_modules=["q_proj", "k_proj"], rank_pattern={"q_proj|k_proj": 4}, alpha_pattern={"[qk]_proj": 5}),
+    dict(target_modules=["q_proj", "k_proj"], rank_pattern={"^q_proj": 4, "^model.layers.0.*": 2}),
+    dict(target_modules=["q_proj", "k_proj"], alpha_pattern={"layers.1.self.attn.q_proj": 2, "attn.q_proj": 3}),
+    dict(target_modules=["o_proj"], alpha_pattern={"o_proj": 1.5}, rank_pattern={"0.self_attn.o_proj": 16}, use_rslora=True),
+    dict(target_modules=["up_proj"], rank_pattern={".*\\.1\\..*": 9}, alpha_pattern={"(?i:UP_PROJ)": 30}),
+]
+
+
+def run(config):
+    model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
+    tuned = peft.get_peft_model(model, peft.LoraConfig(r=8, lora_alpha=16, task_type="CAUSAL_LM", **config))
+    found = {}
+    for name, module in tuned.base_model.model.named_modules():
+        if isinstance(module, peft.tuners.lora.LoraLayer):
+            found[name] = [module.r["default"], module.scaling["default"]]
+    # As text: the order of its keys counts.
+    return dict(config=json.dumps(config), modules=found)
+
+
+json.dump([run(config) for config in CONFIGS], sys.stdout, indent=1)
+print()
