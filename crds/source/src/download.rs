@@ -1,0 +1,126 @@
+//! A stream over one file that goes on where it was cut.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use lorafleet_artifact::Scheme;
+
+use crate::access::{Access, Sources};
+use crate::error::{ErrorKind, SourceError};
+use crate::listing::{FileInfo, Listing};
+use crate::{local, s3};
+
+/// Gives exactly the bytes of its range, in order, or an error. A cut connection is taken up again at the same byte of
+/// the same version of the file.
+#[derive(Debug)]
+pub struct Download<'a> {
+    sources: &'a Sources,
+    access: &'a Access,
+    listing: &'a Listing,
+    file: &'a FileInfo,
+    /// What is still to come.
+    rest: Range<u64>,
+    body: Option<Body>,
+    /// Attempts since the last byte.
+    failed: u32,
+}
+
+#[derive(Debug)]
+pub(crate) enum Body {
+    Local(local::Reader),
+    S3(aws_sdk_s3::primitives::ByteStream),
+}
+
+impl<'a> Download<'a> {
+    pub(crate) fn new(
+        sources: &'a Sources,
+        access: &'a Access,
+        listing: &'a Listing,
+        file: &'a FileInfo,
+        range: Range<u64>,
+    ) -> Self {
+        Self { sources, access, listing, file, rest: range, body: None, failed: 0 }
+    }
+
+    /// The next piece; `None` behind the last byte.
+    ///
+    /// # Errors
+    /// Changed at once; Timeout or Unavailable after the attempts that the limits allow.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, SourceError> {
+        while !self.rest.is_empty() {
+            match self.attempt().await {
+                Ok(piece) => {
+                    self.failed = 0;
+                    self.rest.start += piece.len() as u64;
+                    return Ok(Some(piece));
+                }
+                Err(error) => self.pause_or_give_up(error).await?,
+            }
+        }
+        Ok(None)
+    }
+
+    async fn pause_or_give_up(&mut self, error: SourceError) -> Result<(), SourceError> {
+        self.body = None;
+        self.failed += 1;
+        let may_help = matches!(error.kind, ErrorKind::Timeout | ErrorKind::Unavailable);
+        if !may_help || self.failed >= self.sources.limits().attempts {
+            return Err(error);
+        }
+        let (uri, name, at) = (&self.listing.uri, &self.file.name, self.rest.start);
+        tracing::debug!(%uri, name, at, attempt = self.failed, %error, "a download was cut and goes on");
+        let doublings = (self.failed - 1).min(8);
+        tokio::time::sleep(self.sources.limits().backoff * (1 << doublings)).await;
+        Ok(())
+    }
+
+    /// One piece of at least one and at most the remaining bytes.
+    async fn attempt(&mut self) -> Result<Bytes, SourceError> {
+        if self.body.is_none() {
+            self.body = Some(self.request().await?);
+        }
+        let limit = self.sources.limits().stall;
+        let next = async {
+            match &mut self.body {
+                Some(Body::Local(reader)) => reader.next(&self.rest).await.map_err(Box::from),
+                Some(Body::S3(stream)) => stream.next().await.transpose().map_err(Box::from),
+                None => Ok(None),
+            }
+        };
+        let piece: Result<Option<Bytes>, Box<dyn std::error::Error + Send + Sync>> =
+            match tokio::time::timeout(limit, next).await {
+                Ok(piece) => piece,
+                Err(_) => {
+                    let what = format!("no byte came for {} ms", limit.as_millis());
+                    return Err(self.error(ErrorKind::Timeout, &what));
+                }
+            };
+        match piece {
+            Ok(Some(piece)) if piece.is_empty() => Err(self.error(ErrorKind::Unavailable, "an empty piece came")),
+            // A server that ignores the range sends more than was asked for.
+            Ok(Some(piece)) if piece.len() as u64 > self.rest.end - self.rest.start => {
+                Err(self.error(ErrorKind::Changed, "more bytes came than the file has"))
+            }
+            Ok(Some(piece)) => Ok(piece),
+            Ok(None) => Err(self.error(ErrorKind::Unavailable, "the answer ended early")),
+            Err(cause) => Err(self.error(ErrorKind::Unavailable, "the connection broke").because(cause)),
+        }
+    }
+
+    async fn request(&self) -> Result<Body, SourceError> {
+        let (listing, file) = (self.listing, self.file);
+        match listing.uri.scheme() {
+            Scheme::File => local::open(&self.access.prefix, listing, file, self.rest.start).await.map(Body::Local),
+            _ => {
+                let client = self.sources.client_for(&listing.uri).await?;
+                s3::get(client, listing, file, self.rest.clone()).await.map(Body::S3)
+            }
+        }
+    }
+
+    fn error(&self, kind: ErrorKind, what: &str) -> SourceError {
+        let (uri, name) = (&self.listing.uri, &self.file.name);
+        let (at, end) = (self.rest.start, self.rest.end);
+        SourceError::new(kind, format!("reading '{name}' of '{uri}' at byte {at} of {end}: {what}"))
+    }
+}

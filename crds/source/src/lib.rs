@@ -1,0 +1,23 @@
+//! The one reader of stores: folders of `s3://` and `file://`, within an allow-list.
+//!
+//! `Sources` is the place to start: it lists a folder and reads its files, in ranges or as a stream that survives cut
+//! connections. `read_adapter` and `read_base` put that together with the rules of `lorafleet-artifact`.
+//!
+//! Absent here on purpose: writing, caching, and any rule about what an adapter may be.
+
+mod adapter;
+mod base;
+
+mod access;
+mod download;
+mod error;
+mod listing;
+mod local;
+mod s3;
+
+pub use access::{Access, Credentials, ReadLimits, Sources};
+pub use adapter::{AdapterBytes, AdapterError, Progress, ReadAdapter, read_adapter};
+pub use base::{BaseError, ReadBase, read_base};
+pub use download::Download;
+pub use error::{ErrorKind, SourceError};
+pub use listing::{FileInfo, Listing, Version};

@@ -1,0 +1,63 @@
+//! What a store says about files.
+
+use std::fmt;
+
+use lorafleet_artifact::SourceUri;
+
+/// The plain files of one folder, sorted by name; or the one file that a URI names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listing {
+    pub uri: SourceUri,
+    pub files: Vec<FileInfo>,
+    /// The URI itself is the file.
+    pub single: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileInfo {
+    /// Without folder.
+    pub name: String,
+    pub bytes: u64,
+    pub version: Version,
+}
+
+/// What a store tells apart the versions of a file by.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Version {
+    pub tag: Option<String>,
+    /// Seconds since 1970.
+    pub modified_s: Option<i64>,
+}
+
+impl Listing {
+    pub fn file(&self, name: &str) -> Option<&FileInfo> {
+        self.files.iter().find(|file| file.name == name)
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.files.iter().map(|file| file.name.as_str())
+    }
+}
+
+impl Version {
+    /// Whether both are said about the same file and cannot both be true. A store that tells nothing contradicts
+    /// nothing; the digest decides then.
+    pub(crate) fn contradicts(&self, other: &Self) -> bool {
+        match (&self.tag, &other.tag, self.modified_s, other.modified_s) {
+            (Some(left), Some(right), ..) => left != right,
+            (_, _, Some(left), Some(right)) => left != right,
+            _ => false,
+        }
+    }
+}
+
+/// For status and history: opaque.
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.tag, self.modified_s) {
+            (Some(tag), _) => f.write_str(tag.trim_matches('"')),
+            (None, Some(modified)) => write!(f, "modified-{modified}"),
+            (None, None) => f.write_str("unknown"),
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Objects of S3 and of stores that speak its language.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use aws_credential_types::provider::{self, ProvideCredentials, future};
+use aws_sdk_s3::Client;
+use aws_sdk_s3::config::retry::RetryConfig;
+use aws_sdk_s3::config::timeout::TimeoutConfig;
+use aws_sdk_s3::config::{BehaviorVersion, Region, ResponseChecksumValidation, StalledStreamProtectionConfig};
+use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
+use aws_sdk_s3::primitives::{ByteStream, DateTime};
+use aws_smithy_http_client::tls::{Provider, rustls_provider::CryptoMode};
+use lorafleet_artifact::{SourceUri, check_file_name};
+
+use crate::access::{Access, Credentials, ReadLimits};
+use crate::error::{ErrorKind, SourceError};
+use crate::listing::{FileInfo, Listing, Version};
+
+/// How long keys that were read from a folder are used before they are read again.
+const KEYS_FRESH: Duration = Duration::from_secs(300);
+
+pub(crate) async fn client(access: &Access, limits: &ReadLimits) -> Result<Client, SourceError> {
+    check_endpoint(access)?;
+    let http = aws_smithy_http_client::Builder::new().tls_provider(Provider::Rustls(CryptoMode::Ring)).build_https();
+    let timeouts = TimeoutConfig::builder().connect_timeout(limits.connect).read_timeout(limits.answer).build();
+    let retries = RetryConfig::standard().with_max_attempts(limits.attempts).with_initial_backoff(limits.backoff);
+    let mut loader = aws_config::defaults(BehaviorVersion::latest())
+        .http_client(http)
+        .timeout_config(timeouts)
+        .retry_config(retries)
+        // A stream's stall is watched by `Download`, which goes on where it was cut.
+        .stalled_stream_protection(StalledStreamProtectionConfig::disabled());
+    if let Some(region) = access.region.clone().or_else(|| access.endpoint.as_ref().map(|_| "us-east-1".to_owned())) {
+        loader = loader.region(Region::new(region));
+    }
+    loader = match &access.credentials {
+        Credentials::Ambient => loader,
+        Credentials::Static { access_key_id, secret_access_key, session_token } => {
+            let token = session_token.clone();
+            let keys = aws_credential_types::Credentials::new(access_key_id, secret_access_key, token, None, "static");
+            loader.credentials_provider(keys)
+        }
+        Credentials::Dir(path) => loader.credentials_provider(KeyFolder { path: path.clone() }),
+    };
+    let shared = loader.load().await;
+    if shared.region().is_none() {
+        let prefix = &access.prefix;
+        let message = format!("the source prefix '{prefix}' has no region, and the surroundings give none");
+        return Err(SourceError::new(ErrorKind::Misconfigured, message));
+    }
+    let mut config = aws_sdk_s3::config::Builder::from(&shared)
+        // Everything is verified by its SHA-256 in the end.
+        .response_checksum_validation(ResponseChecksumValidation::WhenRequired);
+    if let Some(endpoint) = &access.endpoint {
+        config = config.endpoint_url(endpoint).force_path_style(true);
+    }
+    Ok(Client::from_conf(config.build()))
+}
+
+fn check_endpoint(access: &Access) -> Result<(), SourceError> {
+    let Some(endpoint) = &access.endpoint else { return Ok(()) };
+    let host = endpoint.strip_prefix("http://").or_else(|| endpoint.strip_prefix("https://"));
+    if host.is_some_and(|host| !host.is_empty() && !host.starts_with('/')) {
+        return Ok(());
+    }
+    let prefix = &access.prefix;
+    let message = format!("the endpoint '{endpoint}' of the source prefix '{prefix}' is no http:// or https:// URL");
+    Err(SourceError::new(ErrorKind::Misconfigured, message))
+}
+
+/// Keys in a folder, as a mounted Secret is one.
+#[derive(Debug)]
+struct KeyFolder {
+    path: PathBuf,
+}
+
+impl KeyFolder {
+    async fn read(&self) -> provider::Result {
+        let id = read_key(&self.path, "access-key-id").await?;
+        let secret = read_key(&self.path, "secret-access-key").await?;
+        let token = self.path.join("session-token");
+        let token = match tokio::fs::try_exists(&token).await {
+            Ok(true) => Some(read_key(&self.path, "session-token").await?),
+            _ => None,
+        };
+        let until = SystemTime::now() + KEYS_FRESH;
+        Ok(aws_credential_types::Credentials::new(id, secret, token, Some(until), "folder"))
+    }
+}
+
+async fn read_key(folder: &Path, name: &str) -> Result<String, provider::error::CredentialsError> {
+    let path = folder.join(name);
+    let text = tokio::fs::read_to_string(&path).await.map_err(|error| {
+        provider::error::CredentialsError::not_loaded(format!("reading {}: {error}", path.display()))
+    })?;
+    Ok(text.trim_end_matches(['\n', '\r']).to_owned())
+}
+
+impl ProvideCredentials for KeyFolder {
+    fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
+    where
+        Self: 'a,
+    {
+        future::ProvideCredentials::new(self.read())
+    }
+}
+
+pub(crate) async fn list(client: &Client, uri: &SourceUri, limits: &ReadLimits) -> Result<Listing, SourceError> {
+    let path = uri.path();
+    // The slash keeps `adapters/10` out of `adapters/1`, the delimiter keeps deeper folders out.
+    let prefix = if path.is_empty() { String::new() } else { format!("{path}/") };
+    let mut files = Vec::new();
+    let mut token = None;
+    loop {
+        let page = client
+            .list_objects_v2()
+            .bucket(uri.authority())
+            .prefix(&prefix)
+            .delimiter("/")
+            .set_continuation_token(token)
+            .send()
+            .await
+            .map_err(|error| failed("listing", uri, error))?;
+        for object in page.contents() {
+            let Some(name) = object.key().and_then(|key| key.strip_prefix(prefix.as_str())) else { continue };
+            // The folder's own marker has no name; what cannot be a plain name is no file of an adapter or a model.
+            if check_file_name(name).is_err() {
+                continue;
+            }
+            let bytes = object.size().and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0);
+            files.push(FileInfo {
+                name: name.to_owned(),
+                bytes,
+                version: version(object.e_tag(), object.last_modified()),
+            });
+        }
+        if files.len() > limits.files {
+            let limit = limits.files;
+            return Err(SourceError::new(ErrorKind::TooLarge, format!("'{uri}' holds more than {limit} files")));
+        }
+        let next = page.next_continuation_token().filter(|_| page.is_truncated() == Some(true));
+        match next {
+            Some(next) => token = Some(next.to_owned()),
+            None => break,
+        }
+    }
+    if files.is_empty() && !path.is_empty() {
+        return single(client, uri).await;
+    }
+    Ok(Listing { uri: uri.clone(), files, single: false })
+}
+
+/// The URI as one object.
+async fn single(client: &Client, uri: &SourceUri) -> Result<Listing, SourceError> {
+    let head = client.head_object().bucket(uri.authority()).key(uri.path()).send().await;
+    let head = head.map_err(|error| failed("looking for", uri, error))?;
+    let bytes = head.content_length().and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0);
+    let name = uri.segments().last().cloned().unwrap_or_default();
+    let file = FileInfo { name, bytes, version: version(head.e_tag(), head.last_modified()) };
+    Ok(Listing { uri: uri.clone(), files: vec![file], single: true })
+}
+
+/// The body of a part of one file, if it is still the listed one.
+pub(crate) async fn get(
+    client: &Client,
+    listing: &Listing,
+    file: &FileInfo,
+    range: Range<u64>,
+) -> Result<ByteStream, SourceError> {
+    let uri = if listing.single { listing.uri.clone() } else { listing.uri.join(&file.name)? };
+    let whole = range == (0..file.bytes);
+    let part = (!whole).then(|| format!("bytes={}-{}", range.start, range.end.saturating_sub(1)));
+    let answer = client
+        .get_object()
+        .bucket(uri.authority())
+        .key(uri.path())
+        .set_range(part)
+        .set_if_match(file.version.tag.clone())
+        .send()
+        .await
+        .map_err(|error| failed("reading", &uri, error))?;
+    let now = version(answer.e_tag(), answer.last_modified());
+    if file.version.contradicts(&now) {
+        let was = &file.version;
+        let message = format!("'{uri}' changed while it was read: version {was}, now {now}");
+        return Err(SourceError::new(ErrorKind::Changed, message));
+    }
+    let wanted = range.end - range.start;
+    if answer.content_length().is_some_and(|length| u64::try_from(length) != Ok(wanted)) {
+        let length = answer.content_length().unwrap_or(0);
+        let message = format!("'{uri}' changed while it was read: {wanted} bytes were asked for, {length} came");
+        return Err(SourceError::new(ErrorKind::Changed, message));
+    }
+    Ok(answer.body)
+}
+
+fn version(tag: Option<&str>, modified: Option<&DateTime>) -> Version {
+    Version { tag: tag.map(str::to_owned), modified_s: modified.map(DateTime::secs) }
+}
+
+fn failed<E>(doing: &str, uri: &SourceUri, error: SdkError<E>) -> SourceError
+where
+    E: std::error::Error + ProvideErrorMetadata + Send + Sync + 'static,
+{
+    let status = error.raw_response().map(|response| response.status().as_u16());
+    let code = error.code().map(str::to_owned);
+    let kind = match &error {
+        SdkError::TimeoutError(_) => ErrorKind::Timeout,
+        SdkError::DispatchFailure(failure) if failure.is_timeout() => ErrorKind::Timeout,
+        // No connection was tried: the keys could not be found or read.
+        SdkError::DispatchFailure(failure) if failure.is_user() => ErrorKind::Misconfigured,
+        SdkError::ConstructionFailure(_) => ErrorKind::Misconfigured,
+        _ => match (code.as_deref(), status) {
+            (Some("NoSuchBucket" | "NoSuchKey" | "NotFound"), _) | (_, Some(404)) => ErrorKind::NotFound,
+            (Some("PreconditionFailed"), _) | (_, Some(412 | 416)) => ErrorKind::Changed,
+            (_, Some(401 | 403)) => ErrorKind::Forbidden,
+            (_, Some(301 | 307 | 400)) => ErrorKind::Misconfigured,
+            _ => ErrorKind::Unavailable,
+        },
+    };
+    let said = match (code, status) {
+        (Some(code), Some(status)) => format!(" (the store says {code}, HTTP {status})"),
+        (None, Some(status)) => format!(" (HTTP {status})"),
+        _ => String::new(),
+    };
+    let cause = error.into_source().unwrap_or_else(|error| Box::new(error));
+    SourceError::new(kind, format!("{doing} '{uri}'{said}")).because(cause)
+}
