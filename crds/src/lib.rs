@@ -10,6 +10,7 @@ pub mod condition;
 pub mod names;
 pub mod wire;
 
+pub mod apidoc;
 pub mod crdgen;
 mod schema;
 

@@ -20,3 +20,16 @@ fn generated_files_are_up_to_date() {
     found.sort();
     assert_eq!(found, expected, "files that no kind writes");
 }
+
+#[test]
+fn api_reference_is_up_to_date() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/API.md");
+    let page = lorafleet_crds::apidoc::markdown().unwrap();
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, &page).unwrap();
+    }
+    assert!(
+        std::fs::read_to_string(&path).unwrap_or_default() == page,
+        "docs/API.md is out of date: run `cargo xtask crds`"
+    );
+}
