@@ -20,3 +20,4 @@ mod simulation;
 pub mod snapshot;
 pub mod state;
 pub mod step;
+pub mod text;
