@@ -1,6 +1,8 @@
 //! Tokenizer, chat template, decoding and stop strings against golden cases of Hugging Face and llama.cpp.
 //! `tests/oracle/text.py` makes the cases.
 
+#![allow(clippy::panic, clippy::unwrap_used)] // Helpers of tests may say what they expect plainly.
+
 mod text_cases {
     mod chat;
     mod stream;

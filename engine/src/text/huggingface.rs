@@ -24,13 +24,14 @@ pub(super) fn load(folder: &Path) -> Result<Text, TextError> {
     let bytes = read(&folder.join(TOKENIZER))?;
     let bytes = bytes.ok_or_else(|| TextError::malformed(TOKENIZER, format!("{} has none", folder.display())))?;
     let file: Value = parse(TOKENIZER, &bytes)?;
+    let spelling = spelling(&file)?;
     check_merges(&file)?;
     let inner = tokenizers::Tokenizer::from_bytes(&bytes);
     let mut inner = inner.map_err(|error| TextError::malformed(TOKENIZER, error.to_string()))?;
     // A file may ask to cut or fill every text to some length, for training: a server takes texts as they are.
     inner.with_truncation(None).map_err(|error| TextError::malformed(TOKENIZER, error.to_string()))?;
     inner.with_padding(None);
-    let vocabulary = Vocabulary::new(pieces(&inner)?.into_iter(), spelling(&file)?);
+    let vocabulary = Vocabulary::new(pieces(&inner)?.into_iter(), spelling);
     let config = read_json(folder, "tokenizer_config.json")?.unwrap_or(Value::Null);
     let names = special_names(&config);
     let end_tokens = end_tokens(folder, &inner, &names)?;

@@ -26,16 +26,6 @@ fn real_model_gives_the_ids_of_hugging_face() {
 }
 
 #[test]
-#[ignore = "needs LORAFLEET_TEST_GGUF"]
-fn other_pre_tokenizers_give_the_ids_of_llama_cpp() {
-    for name in ["gpt-2", "llama-bpe", "qwen2", "default", "smollm"] {
-        let mut header = real_header();
-        header.metadata.insert("tokenizer.ggml.pre".to_owned(), Value::String(name.to_owned()));
-        check(&Text::from_gguf(&header).unwrap(), &golden(&format!("pre-{name}.json")));
-    }
-}
-
-#[test]
 fn folder_with_bytes_as_letters() {
     let text = Text::from_hf(&golden_folder("bytes")).unwrap();
     assert_eq!(text.encode("a b<s>").unwrap(), [64, 220, 65, 256]);
@@ -63,7 +53,8 @@ fn folder_files_override_each_other_as_in_hugging_face() {
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
     std::fs::copy(golden_folder("bytes").join("tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
     let load = || Text::from_hf(folder.path());
-    let render = |text: &Text| text.render_chat(&Chat { messages: vec![Message::new("user", "hi")], ..Chat::default() });
+    let render =
+        |text: &Text| text.render_chat(&Chat { messages: vec![Message::new("user", "hi")], ..Chat::default() });
     let text = load().unwrap();
     assert!(text.end_tokens().is_empty());
     assert!(matches!(render(&text), Err(TextError::NoTemplate)));
