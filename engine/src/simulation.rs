@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use lorafleet_artifact::Digest;
+use lorafleet_artifact::{Digest, Fitted};
 use lorafleet_crds::wire::Floor;
 use tokio::sync::mpsc as events;
 use tokio::sync::watch;
@@ -294,7 +294,7 @@ impl World {
             Err(Refusal::new(422, "Malformed", "broken on purpose"))
         } else {
             Ok(Loaded {
-                adapter: Arc::new(HostAdapter { digest: fetched, bytes: vec![number] }),
+                adapter: Arc::new(HostAdapter { digest: fetched, bytes: vec![number], fitted: Fitted::default() }),
                 bytes: 10 + u64::from(number),
                 pages: 1 + u32::from(number),
                 rank: 8,

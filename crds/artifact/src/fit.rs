@@ -12,9 +12,9 @@ use crate::safetensors::{Dtype, Safetensors, StoredTensor};
 const PREFIX: &str = "base_model.model.";
 
 /// An adapter that fits: every tensor of the file has its place.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Fitted {
-    /// Sorted by layer and kind, the head last; at least one, each once.
+    /// Sorted by layer and kind, the head last; each once. `fit` gives at least one.
     pub modules: Vec<FittedModule>,
     /// Copies of the base's own tensors that the file carries. A header cannot tell whether they are unchanged: who
     /// serves the adapter compares them with the base and refuses it if one differs. They are never applied.

@@ -1,0 +1,155 @@
+//! From a URI to a host copy.
+
+use std::sync::Arc;
+
+use lorafleet_artifact::{BaseShape, Claims, Digest, Policy, Reason, Refusal, SourceUri, Verification, Verified};
+use lorafleet_source::{AdapterBytes, AdapterError, ErrorKind, Progress, SourceError, Sources, read_adapter};
+
+use super::{BaseTensors, DiskCache, HostAdapter, check_copies};
+
+/// Loads adapters for one base. Shared by all loads.
+pub struct Loader {
+    pub sources: Sources,
+    pub base: BaseShape,
+    /// What the engine itself insists on: its largest rank, its identities.
+    pub policy: Policy,
+    /// The base's own weights, for adapters that carry copies of them. Without it, such adapters are refused.
+    pub tensors: Option<Arc<dyn BaseTensors>>,
+    pub disk: Option<DiskCache>,
+}
+
+#[derive(Debug)]
+pub struct LoadedAdapter {
+    pub adapter: Arc<HostAdapter>,
+    pub origin: Origin,
+    /// A copy is in the disk cache now.
+    pub on_disk: bool,
+}
+
+/// Where the bytes came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    Disk,
+    Source,
+}
+
+/// Why an adapter could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
+    /// It carries changed weights of the base, which would have to be applied, or dropped in silence.
+    #[error(transparent)]
+    Copies(#[from] super::CopyDiffers),
+}
+
+impl From<Refusal> for LoadError {
+    fn from(refusal: Refusal) -> Self {
+        Self::Adapter(refusal.into())
+    }
+}
+
+impl From<SourceError> for LoadError {
+    fn from(error: SourceError) -> Self {
+        Self::Adapter(error.into())
+    }
+}
+
+impl LoadError {
+    /// Stable: an error's `code`.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Adapter(error) => error.code(),
+            Self::Copies(_) => Reason::UnsupportedFeature.as_str(),
+        }
+    }
+
+    /// 403 for the path or source, 404 if it is not there, 422 for the adapter's own fault, 502 and 504 for the store.
+    pub fn http_status(&self) -> u16 {
+        match self {
+            Self::Copies(_) => 422,
+            Self::Adapter(AdapterError::Refused(refusal)) => match refusal.reason {
+                Reason::SourceForbidden => 403,
+                Reason::NotFound => 404,
+                _ => 422,
+            },
+            Self::Adapter(AdapterError::Source(error)) => match error.kind {
+                ErrorKind::NotAllowed | ErrorKind::Forbidden => 403,
+                ErrorKind::NotFound => 404,
+                ErrorKind::TooLarge | ErrorKind::Unsupported => 422,
+                ErrorKind::Timeout => 504,
+                ErrorKind::Unavailable | ErrorKind::Changed | ErrorKind::Misconfigured => 502,
+            },
+        }
+    }
+
+    /// Whether trying again may help without anybody changing anything.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Adapter(error) if error.is_transient())
+    }
+}
+
+impl Loader {
+    /// Fetches and verifies one adapter. `source` is a URI or an absolute path; with `expected`, a copy in the disk
+    /// cache is taken before the source is asked, and any other content is refused.
+    ///
+    /// # Errors
+    /// Typed; nothing is left behind.
+    pub async fn load(
+        &self,
+        source: &str,
+        expected: Option<Digest>,
+        progress: &Progress,
+    ) -> Result<LoadedAdapter, LoadError> {
+        let uri: SourceUri = source.parse()?;
+        // Also for what is on disk: a source that is no longer allowed is not served from its copy.
+        self.sources.access(&uri)?;
+        let claims = Claims { digest: expected, base_digest: None };
+        if let Some(digest) = expected
+            && let Some((verified, bytes)) = self.copy_on_disk(digest, claims).await?
+        {
+            return Ok(LoadedAdapter { adapter: self.finish(verified, bytes)?, origin: Origin::Disk, on_disk: true });
+        }
+        let read = read_adapter(&self.sources, &uri, claims, &self.base, &self.policy, true, progress).await?;
+        let bytes = read.bytes.ok_or_else(|| Refusal::new(Reason::Malformed, "the adapter's bytes were not kept"))?;
+        let digest = read.verified.digest;
+        let on_disk = match &self.disk {
+            None => false,
+            Some(disk) => disk.put(digest, &bytes).await,
+        };
+        Ok(LoadedAdapter { adapter: self.finish(read.verified, bytes)?, origin: Origin::Source, on_disk })
+    }
+
+    /// The disk's copy, verified like the source's. A copy that fails is removed and asked for anew.
+    async fn copy_on_disk(
+        &self,
+        digest: Digest,
+        claims: Claims,
+    ) -> Result<Option<(Verified, AdapterBytes)>, LoadError> {
+        let Some(disk) = &self.disk else { return Ok(None) };
+        let Some(bytes) = disk.get(digest, self.policy.max_adapter_bytes).await else { return Ok(None) };
+        let verify = || -> Result<Verified, Refusal> {
+            let size = bytes.weights.len() as u64;
+            let mut verification = Verification::begin(&bytes.config, size, claims, &self.base, &self.policy)?;
+            verification.push(&bytes.weights)?;
+            verification.finish()
+        };
+        match verify() {
+            Ok(verified) => Ok(Some((verified, bytes))),
+            Err(refusal) => {
+                tracing::warn!(%digest, %refusal, "the disk cache's copy does not pass; it is fetched again");
+                disk.remove(digest).await;
+                Ok(None)
+            }
+        }
+    }
+
+    fn finish(&self, verified: Verified, bytes: AdapterBytes) -> Result<Arc<HostAdapter>, LoadError> {
+        let AdapterBytes { mut weights, .. } = bytes;
+        let data_start = usize::try_from(verified.header.data_start).unwrap_or(usize::MAX).min(weights.len());
+        weights.drain(..data_start);
+        let adapter = HostAdapter { digest: verified.digest, bytes: weights, fitted: verified.fitted };
+        check_copies(&adapter, self.tensors.as_deref())?;
+        Ok(Arc::new(adapter))
+    }
+}

@@ -1,0 +1,229 @@
+//! Adapters into host memory: from files, over the disk cache, and with copies of the base's tensors.
+
+#![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use lorafleet_artifact::safetensors::{Safetensors, SafetensorsLimits};
+use lorafleet_artifact::{BaseShape, Digest, FloatType, HuggingFaceConfig, Policy, SourceUri};
+use lorafleet_engine::adapter::{BaseTensors, DiskCache, Exactness, LoadError, LoadedAdapter, Loader, Origin};
+use lorafleet_source::{Access, Progress, ReadLimits, Sources};
+
+fn cases() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../crds/artifact/tests/cases").canonicalize().unwrap()
+}
+
+fn shape(base: &str) -> BaseShape {
+    let config = std::fs::read(cases().join(base).join("config.json")).unwrap();
+    BaseShape::from_config(&HuggingFaceConfig::parse(&config).unwrap()).unwrap()
+}
+
+/// A base's safetensors file as the oracle of its own weights.
+struct FileTensors {
+    bytes: Vec<u8>,
+    header: Safetensors,
+    /// What is said of the values that are handed out.
+    exactness: Exactness,
+    /// Added to each value.
+    offset: f32,
+}
+
+impl FileTensors {
+    fn of(base: &str) -> Self {
+        let bytes = std::fs::read(cases().join(base).join("model.safetensors")).unwrap();
+        let header = Safetensors::parse(&bytes, bytes.len() as u64, &SafetensorsLimits::default()).unwrap();
+        Self { bytes, header, exactness: Exactness::Stored(FloatType::F32), offset: 0.0 }
+    }
+}
+
+impl BaseTensors for FileTensors {
+    fn row(&self, name: &str, row: usize, out: &mut [f32]) -> Option<Exactness> {
+        let tied = (name == "lm_head.weight").then(|| self.header.tensor("model.embed_tokens.weight")).flatten();
+        let tensor = self.header.tensor(name).or(tied)?;
+        let start = (self.header.data_start + tensor.range.start) as usize + row * out.len() * 4;
+        let values = self.bytes.get(start..start + out.len() * 4)?;
+        for (out, value) in out.iter_mut().zip(values.chunks_exact(4)) {
+            *out = f32::from_le_bytes(value.try_into().unwrap()) + self.offset;
+        }
+        Some(self.exactness)
+    }
+}
+
+fn loader(root: &Path, base: &str, disk: Option<DiskCache>) -> Loader {
+    let prefix: SourceUri = root.to_str().unwrap().parse().unwrap();
+    Loader {
+        sources: Sources::new([Access::ambient(prefix)], ReadLimits::default()),
+        base: shape(base),
+        policy: Policy { require_base_digest: false, ..Policy::default() },
+        tensors: Some(Arc::new(FileTensors::of(base))),
+        disk,
+    }
+}
+
+async fn load(loader: &Loader, folder: &Path, expected: Option<Digest>) -> Result<LoadedAdapter, LoadError> {
+    loader.load(folder.to_str().unwrap(), expected, &Progress::default()).await
+}
+
+#[tokio::test]
+async fn every_case() {
+    for entry in std::fs::read_dir(cases()).unwrap() {
+        let folder = entry.unwrap().path();
+        let Ok(case) = std::fs::read(folder.join("case.json")) else { continue };
+        let case: serde_json::Value = serde_json::from_slice(&case).unwrap();
+        let loader = loader(&cases(), case["base"].as_str().unwrap(), None);
+        let loaded = load(&loader, &folder, None).await;
+        match case["expect"].as_str().unwrap() {
+            "serve" => {
+                let loaded = loaded.unwrap_or_else(|error| panic!("{folder:?}: {error}"));
+                let last = loaded.adapter.fitted.modules.iter().map(|module| module.b.range.end).max();
+                assert!(last.unwrap() <= loaded.adapter.bytes.len() as u64);
+            }
+            "refuse" => {
+                let error = loaded.unwrap_err();
+                assert_eq!((error.code(), error.http_status()), (case["reason"].as_str().unwrap(), 422), "{folder:?}");
+                assert!(!error.is_transient());
+            }
+            _ => assert_eq!(loaded.unwrap_err().code(), "UnsupportedFeature"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_there_or_not_allowed() {
+    let loader = loader(&cases().join("merge-a"), "base", None);
+    let check = async |path: &str, status: u16, code: &str| {
+        let error = loader.load(path, None, &Progress::default()).await.unwrap_err();
+        assert_eq!((error.http_status(), error.code()), (status, code), "{path}: {error}");
+    };
+    let inside = cases().join("merge-a/missing");
+    check(inside.to_str().unwrap(), 404, "NotFound").await;
+    check(cases().join("merge-b").to_str().unwrap(), 403, "SourceForbidden").await;
+    check("relative/path", 403, "SourceForbidden").await;
+    check("/etc", 403, "SourceForbidden").await;
+    check(&format!("{}/../merge-b", cases().join("merge-a").display()), 403, "SourceForbidden").await;
+    check(&format!("{}/%2e%2e/merge-b", cases().join("merge-a").display()), 403, "SourceForbidden").await;
+    check("s3://bucket/x", 403, "SourceForbidden").await;
+}
+
+/// A folder that holds a copy of a case.
+fn copy_of(case: &str, root: &Path) -> PathBuf {
+    let folder = root.join(case);
+    std::fs::create_dir(&folder).unwrap();
+    for name in ["adapter_config.json", "adapter_model.safetensors"] {
+        std::fs::copy(cases().join(case).join(name), folder.join(name)).unwrap();
+    }
+    folder
+}
+
+#[tokio::test]
+async fn the_disk_cache_serves_what_the_source_no_longer_has() {
+    let root = tempfile::tempdir().unwrap();
+    let disk_root = root.path().join("cache");
+    let folder = copy_of("plain-r8-qv", root.path());
+    let with_disk = || loader(root.path(), "base", Some(DiskCache::open(&disk_root, 1 << 20).unwrap()));
+    let first = load(&with_disk(), &folder, None).await.unwrap();
+    assert_eq!((first.origin, first.on_disk), (Origin::Source, true));
+    let digest = first.adapter.digest;
+    std::fs::remove_dir_all(&folder).unwrap();
+    // Another process with the same disk.
+    let second = load(&with_disk(), &folder, Some(digest)).await.unwrap();
+    assert_eq!(second.origin, Origin::Disk);
+    assert_eq!(second.adapter.bytes, first.adapter.bytes);
+    assert_eq!(second.adapter.fitted, first.adapter.fitted);
+    // Without the digest, only the source can say what is meant.
+    assert_eq!(load(&with_disk(), &folder, None).await.unwrap_err().http_status(), 404);
+}
+
+#[tokio::test]
+async fn a_damaged_copy_on_disk_is_fetched_again() {
+    let root = tempfile::tempdir().unwrap();
+    let disk_root = root.path().join("cache");
+    let folder = copy_of("plain-r8-qv", root.path());
+    let loader = loader(root.path(), "base", Some(DiskCache::open(&disk_root, 1 << 20).unwrap()));
+    let digest = load(&loader, &folder, None).await.unwrap().adapter.digest;
+    let copy = disk_root.join(digest.hex()).join("adapter_model.safetensors");
+    for damage in 0..3 {
+        let mut bytes = std::fs::read(&copy).unwrap();
+        match damage {
+            0 => *bytes.last_mut().unwrap() ^= 1,
+            1 => bytes.truncate(9000),
+            _ => bytes.clear(),
+        }
+        std::fs::write(&copy, bytes).unwrap();
+        let again = load(&loader, &folder, Some(digest)).await.unwrap();
+        assert_eq!((again.origin, again.on_disk), (Origin::Source, true), "damage {damage}");
+        assert_eq!(load(&loader, &folder, Some(digest)).await.unwrap().origin, Origin::Disk);
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_digest_is_refused_and_not_kept() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = copy_of("plain-r8-qv", root.path());
+    let loader = loader(root.path(), "base", Some(DiskCache::open(root.path().join("cache"), 1 << 20).unwrap()));
+    let error = load(&loader, &folder, Some(Digest::from_bytes([7; 32]))).await.unwrap_err();
+    assert_eq!((error.code(), error.http_status()), ("DigestMismatch", 422));
+    assert_eq!(loader.disk.as_ref().unwrap().used_bytes(), 0);
+    assert_eq!(std::fs::read_dir(root.path().join("cache")).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn the_disk_budget_holds_and_the_longest_unused_goes() {
+    let root = tempfile::tempdir().unwrap();
+    let disk_root = root.path().join("cache");
+    std::fs::create_dir_all(disk_root.join(".unfinished-0123")).unwrap();
+    let folders = ["merge-a", "merge-b", "plain-r8-qv"].map(|case| copy_of(case, root.path()));
+    // Room for two.
+    let budget = 2 * (15_368 + 1042);
+    let loader = loader(root.path(), "base", Some(DiskCache::open(&disk_root, budget).unwrap()));
+    let disk = loader.disk.as_ref().unwrap();
+    let first = load(&loader, &folders[0], None).await.unwrap().adapter.digest;
+    let second = load(&loader, &folders[1], None).await.unwrap().adapter.digest;
+    assert_eq!(load(&loader, &folders[0], Some(first)).await.unwrap().origin, Origin::Disk);
+    let third = load(&loader, &folders[2], None).await.unwrap().adapter.digest;
+    assert_eq!([first, second, third].map(|digest| disk.holds(digest)), [true, false, true]);
+    assert_eq!(disk.used_bytes(), budget);
+    assert_eq!(std::fs::read_dir(&disk_root).unwrap().count(), 2);
+    // A smaller budget at the next start.
+    let smaller = DiskCache::open(&disk_root, budget / 2).unwrap();
+    assert!(smaller.used_bytes() <= budget / 2);
+    assert_eq!(std::fs::read_dir(&disk_root).unwrap().count(), 1);
+    // What can never fit is served without a copy.
+    let none = self::loader(root.path(), "base", Some(DiskCache::open(root.path().join("tiny"), 100).unwrap()));
+    assert!(!load(&none, &folders[0], None).await.unwrap().on_disk);
+}
+
+#[tokio::test]
+async fn changed_copies_of_base_tensors_are_refused() {
+    let check = async |case: &str, base: &str, change: &dyn Fn(&mut FileTensors), expected: Option<&str>| {
+        let mut loader = loader(&cases(), base, None);
+        let mut tensors = FileTensors::of(base);
+        change(&mut tensors);
+        loader.tensors = Some(Arc::new(tensors));
+        let loaded = load(&loader, &cases().join(case), None).await;
+        match expected {
+            None => drop(loaded.unwrap()),
+            Some(message) => {
+                let error = loaded.unwrap_err();
+                assert_eq!((error.code(), error.http_status()), ("UnsupportedFeature", 422));
+                assert!(error.to_string().contains(message), "{error}");
+            }
+        }
+    };
+    let changed = |tensors: &mut FileTensors| tensors.offset = 1e-4;
+    check("extra-base-copy", "base", &|_| {}, None).await;
+    check("lm-head-tied", "base-tied", &|_| {}, None).await;
+    check("extra-base-copy", "base", &changed, Some("'model.embed_tokens.weight': row 0 column 0")).await;
+    check("lm-head-tied", "base-tied", &changed, Some("lm_head.base_layer.weight")).await;
+    // A quantised base cannot tell a change below its own error from the quantiser's.
+    let quantised = |tensors: &mut FileTensors| (tensors.offset, tensors.exactness) = (1e-4, Exactness::Within(1e-3));
+    check("extra-base-copy", "base", &quantised, None).await;
+    let coarse = |tensors: &mut FileTensors| (tensors.offset, tensors.exactness) = (1e-2, Exactness::Within(1e-3));
+    check("extra-base-copy", "base", &coarse, Some("changed copy")).await;
+    // The embedding of another base.
+    let mut without = loader(&cases(), "base", None);
+    without.tensors = None;
+    let error = load(&without, &cases().join("extra-base-copy"), None).await.unwrap_err();
+    assert!(error.to_string().contains("cannot be compared"), "{error}");
+}
