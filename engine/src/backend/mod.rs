@@ -1,5 +1,8 @@
 //! Where the arithmetic is. Three methods; `cpu` is the definition of right.
 
+#[allow(unsafe_code)]
+pub mod cpu;
+
 use crate::batch::{Batch, PageBudget, Sampled};
 
 /// Names one submitted batch until it has been waited for.
