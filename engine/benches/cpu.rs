@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use lorafleet_artifact::{BaseShape, Digest, Fitted, FittedModule, FloatType, ModuleKind, TensorRef};
 use lorafleet_engine::adapter::HostAdapter;
+use lorafleet_engine::backend::Backend;
 use lorafleet_engine::batch::{PageId, ResidentId, Segment, SequenceId};
 use support::{Runner, greedy};
 
