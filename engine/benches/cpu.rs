@@ -3,6 +3,9 @@
 //! `cargo bench --profile dev -p lorafleet-engine --bench cpu -- MODEL [THREADS]`. Each figure is the best of some
 //! repetitions, since other processes can only make a run slower. Adapters are random, on all seven projections.
 
+// The test support says what it expects plainly, as a benchmark may.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 #[path = "../tests/support/mod.rs"]
 mod support;
 

@@ -78,7 +78,7 @@ pub trait Simd: Copy + 'static {
         p = Self::fma(p, r, Self::splat(8.333_452e-3));
         p = Self::fma(p, r, Self::splat(4.166_579_6e-2));
         p = Self::fma(p, r, Self::splat(1.666_666_5e-1));
-        p = Self::fma(p, r, Self::splat(5.000_000_1e-1));
+        p = Self::fma(p, r, Self::splat(0.5));
         let e = Self::add(Self::fma(p, Self::mul(r, r), r), Self::splat(1.0));
         Self::mul(e, Self::power_of_two(n))
     }
