@@ -1,10 +1,14 @@
 //! The harness: a real one-node cluster from public packages, the images, the demo, and what the tests on them share.
-pub mod cache;
 pub mod check;
-pub mod debian;
-pub mod progress;
-pub mod shell;
+pub mod cluster;
+pub mod images;
+pub mod kubectl;
 pub mod tools;
+pub mod cache;
+pub mod debian;
+pub mod wait;
+pub mod shell;
+pub mod progress;
 
 /// The root of the repository that this crate was compiled in.
 pub fn repository() -> std::path::PathBuf {

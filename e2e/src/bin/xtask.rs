@@ -1,11 +1,13 @@
 //! `cargo xtask`: everything a contributor runs.
 use std::process::ExitCode;
 
-use anyhow::Result;
-use clap::{Parser, Subcommand};
+use anyhow::{Context, Result};
+use clap::{Args, Parser, Subcommand};
 
 use lorafleet_e2e::cache::Cache;
-use lorafleet_e2e::{check, repository};
+use lorafleet_e2e::cluster::{Cluster, Parts, Prefix, Settings};
+use lorafleet_e2e::shell::Shell;
+use lorafleet_e2e::{check, images, progress, repository};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Checks, cluster, images and demo of lorafleet")]
@@ -22,6 +24,43 @@ enum Command {
         #[arg(long)]
         fast: bool,
     },
+    /// Start a one-node Kubernetes in namespaces of its own, or find it running.
+    Up(Where),
+    /// End that cluster and remove everything but its logs.
+    Down(Where),
+    /// Show the logs of that cluster's processes: all names, or the end of the named one.
+    Logs {
+        /// A process, such as kubelet.
+        process: Option<String>,
+        #[command(flatten)]
+        place: Where,
+    },
+    /// Make the images as archives, and import them where the cluster runs.
+    Images(Where),
+}
+
+/// Which cluster.
+#[derive(Args)]
+struct Where {
+    /// Name of the cluster: its folder, its control groups, its context.
+    #[arg(long, default_value = "dev")]
+    name: String,
+    /// The one network interface that the host sees.
+    #[arg(long, default_value = "lf0")]
+    interface: String,
+    /// First two numbers of the pods' addresses.
+    #[arg(long, default_value = "10.88")]
+    network: Prefix,
+    /// First two numbers of the services' addresses.
+    #[arg(long, default_value = "10.96")]
+    services: Prefix,
+}
+
+impl Where {
+    fn settings(self) -> Settings {
+        let Self { name, interface, network, services } = self;
+        Settings { name, interface, network, services, parts: Parts::Node }
+    }
 }
 
 fn main() -> ExitCode {
@@ -38,5 +77,35 @@ fn run(cli: Cli) -> Result<()> {
     let cache = Cache::open()?;
     match cli.command {
         Command::Test { fast } => check::run(&repository(), &cache, check::Options { fast }),
+        Command::Up(place) => {
+            let cluster = Cluster::up(&cache, &place.settings())?;
+            progress::say("the cluster is up:");
+            println!("export KUBECONFIG={}", cluster.kubeconfig().display());
+            println!("export PATH={}:$PATH", cluster.tools().kubernetes.display());
+            Ok(())
+        }
+        Command::Down(place) => Cluster::down(&cache, &place.settings()),
+        Command::Logs { process, place } => logs(&cache, process.as_deref(), &place.settings()),
+        Command::Images(place) => match Cluster::running(&cache, &place.settings())? {
+            Some(cluster) => images::load(&cache, &cluster).map(drop),
+            None => images::make(&cache).map(drop),
+        },
     }
+}
+
+fn logs(cache: &Cache, process: Option<&str>, settings: &Settings) -> Result<()> {
+    let folder = settings.folder(cache).join("logs");
+    match process {
+        Some(name) => {
+            let path = folder.join(format!("{name}.log"));
+            print!("{}", Shell::new("tail").args(["-n", "200"]).arg(path).output()?);
+        }
+        None => {
+            let entries = std::fs::read_dir(&folder).with_context(|| format!("read {}", folder.display()))?;
+            for entry in entries {
+                println!("{}", entry?.path().display());
+            }
+        }
+    }
+    Ok(())
 }

@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 pub use tally::Tally;
 
 use crate::cache::Cache;
+use crate::cluster::{Cluster, Settings};
 use crate::progress;
 use crate::shell::Shell;
 use crate::tools;
@@ -29,9 +30,7 @@ pub fn run(root: &Path, cache: &Cache, options: Options) -> Result<()> {
     check(&mut tally, "clippy", || {
         cargo(root, &["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"])
     });
-    suite(&mut tally, "unit and integration tests", |see| {
-        Shell::new("cargo").args(["test", "--workspace", "--no-fail-fast"]).folder(root).stream(see)
-    });
+    suite(&mut tally, "unit and integration tests", |see| unit_tests(root, cache, see));
     check(
         &mut tally,
         "licences, bans and sources (the advisory database is not packaged, so it is not consulted)",
@@ -39,6 +38,8 @@ pub fn run(root: &Path, cache: &Cache, options: Options) -> Result<()> {
     );
     if options.fast {
         progress::say("cluster tests left out (--fast)");
+    } else {
+        suite(&mut tally, "cluster tests", |see| cluster_tests(root, cache, see));
     }
     println!("{} passed, {} failed", tally.passed, tally.failed);
     if tally.failed > 0 {
@@ -70,6 +71,29 @@ fn suite(tally: &mut Tally, name: &str, work: impl FnOnce(&mut dyn FnMut(&str)) 
         }
     }
 }
+
+/// Tests on the real model are `ignored` unless its path is given; those on a cluster come later, in a run of their own.
+fn unit_tests(root: &Path, cache: &Cache, see: &mut dyn FnMut(&str)) -> Result<bool> {
+    Shell::new("cargo")
+        .args(["test", "--workspace", "--no-fail-fast", "--", "--include-ignored", "--skip", CLUSTER_TEST])
+        .env("LORAFLEET_TEST_GGUF", tools::model(cache)?)
+        .folder(root)
+        .stream(see)
+}
+
+/// The files `cluster_*.rs`; their clusters are ended afterwards, whatever came of it.
+fn cluster_tests(root: &Path, cache: &Cache, see: &mut dyn FnMut(&str)) -> Result<bool> {
+    let done = Shell::new("cargo")
+        .args(["test", "--workspace", "--no-fail-fast", "--test", "cluster_*"])
+        .args(["--", "--ignored", "--test-threads", "1"])
+        .folder(root)
+        .stream(see);
+    Cluster::down(cache, &Settings::for_tests())?;
+    done
+}
+
+/// How the name of every test begins that needs a cluster.
+const CLUSTER_TEST: &str = "on_a_cluster";
 
 fn cargo(root: &Path, args: &[&str]) -> Result<()> {
     if Shell::new("cargo").args(args).folder(root).stream(|_| {})? {

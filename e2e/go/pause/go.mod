@@ -1,0 +1,3 @@
+module lorafleet.dev/e2e/pause
+
+go 1.26

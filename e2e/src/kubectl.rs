@@ -1,0 +1,74 @@
+//! `kubectl` against one cluster.
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::shell::Shell;
+use crate::tools::Tools;
+
+/// A kubectl command in the making: program, cluster and the words so far.
+#[derive(Clone, Debug)]
+pub struct Kubectl {
+    program: PathBuf,
+    words: Vec<OsString>,
+}
+
+impl Kubectl {
+    /// For the cluster of a kubeconfig.
+    pub fn new(tools: &Tools, kubeconfig: &Path) -> Self {
+        let mut flag = OsString::from("--kubeconfig=");
+        flag.push(kubeconfig);
+        Self { program: tools.kubernetes.join("kubectl"), words: vec![flag] }
+    }
+
+    /// For a context of the user's own kubeconfig.
+    pub fn context(tools: &Tools, context: &str) -> Self {
+        Self { program: tools.kubernetes.join("kubectl"), words: vec![format!("--context={context}").into()] }
+    }
+
+    /// The same with more words.
+    #[must_use]
+    pub fn args<S: Into<OsString>>(&self, args: impl IntoIterator<Item = S>) -> Self {
+        let mut more = self.clone();
+        more.words.extend(args.into_iter().map(Into::into));
+        more
+    }
+
+    /// In one namespace.
+    #[must_use]
+    pub fn namespace(&self, name: &str) -> Self {
+        self.args([format!("--namespace={name}")])
+    }
+
+    /// The words that select the cluster, for tools that take the same ones.
+    pub fn shell(&self) -> Shell {
+        Shell::new(&self.program).args(&self.words)
+    }
+
+    /// Standard output of the command with these further words.
+    ///
+    /// # Errors
+    /// When the exit is not zero.
+    pub fn output<S: Into<OsString>>(&self, args: impl IntoIterator<Item = S>) -> Result<String> {
+        self.args(args).shell().output()
+    }
+
+    /// The reply as JSON (`-o json` is added).
+    ///
+    /// # Errors
+    /// When the exit is not zero or the reply is no JSON.
+    pub fn json<S: Into<OsString>>(&self, args: impl IntoIterator<Item = S>) -> Result<Value> {
+        let text = self.args(args).args(["-o", "json"]).shell().output()?;
+        serde_json::from_str(&text).context("read kubectl's JSON")
+    }
+
+    /// Applies manifests on the server's side.
+    ///
+    /// # Errors
+    /// When the API server refuses one; the message holds its words.
+    pub fn apply(&self, manifests: &str) -> Result<String> {
+        self.args(["apply", "--server-side", "-f", "-"]).shell().input(manifests).output()
+    }
+}

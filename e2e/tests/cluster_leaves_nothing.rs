@@ -1,0 +1,83 @@
+//! A cluster that was used, broken, repaired and ended leaves the machine as it was.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::time::Duration;
+
+use lorafleet_e2e::cache::Cache;
+use lorafleet_e2e::cluster::{Cluster, Parts, Settings};
+use lorafleet_e2e::shell::Shell;
+use lorafleet_e2e::wait;
+
+/// Everything of the machine that a cluster could leave a trace in, one line each.
+fn traces(settings: &Settings, cache: &Cache) -> Vec<String> {
+    let folder = settings.folder(cache).display().to_string();
+    let mut lines = Vec::new();
+    for (command, args) in [
+        ("ip", &["-brief", "link"][..]),
+        ("ip", &["-4", "route"]),
+        ("iptables-save", &[]),
+        ("ls", &["-A", "/run", "/var/lib", "/var/log", "/opt", "/etc/cni"]),
+        ("find", &["/sys/fs/cgroup", "-maxdepth", "2", "-name", "lorafleet-*"]),
+    ] {
+        let printed = Shell::new(command).args(args).finish().unwrap().stdout;
+        // Counters and comments of the packet filter change with every packet.
+        lines.extend(
+            printed.lines().filter(|line| !line.starts_with(['#', ':'])).map(|line| format!("{command}: {line}")),
+        );
+    }
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    lines.extend(mounts.lines().map(|line| format!("mount: {line}")));
+    let processes = Shell::new("ps").args(["-eo", "args"]).output().unwrap();
+    lines.extend(processes.lines().filter(|line| line.contains(&folder)).map(|line| format!("process: {line}")));
+    // Other clusters may come and go meanwhile; this one's names are its own.
+    let other = |line: &String| line.contains("lorafleet-") && !line.contains(&settings.control_group());
+    lines.retain(|line| !other(line));
+    lines.sort();
+    lines
+}
+
+fn run_a_pod(cluster: &Cluster, name: &str) {
+    let pod = format!(
+        "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}}}, spec: {{containers: [{{name: it, image: 'lorafleet.local/pause:1'}}]}}}}"
+    );
+    cluster.kubectl().namespace("default").apply(&pod).unwrap();
+    wait::until("the pod runs", Duration::from_secs(60), || {
+        let pod = cluster.kubectl().namespace("default").json(["get", "pod", name])?;
+        Ok((pod["status"]["phase"] == "Running").then_some(()))
+    })
+    .unwrap();
+}
+
+/// Kills the one program with this argument, by its number.
+fn kill(argument: &str) {
+    let printed = Shell::new("ps").args(["-eo", "pid,args"]).output().unwrap();
+    let line = printed.lines().find(|line| line.contains(argument) && !line.contains("nsenter")).unwrap();
+    Shell::new("kill").args(["-KILL", line.split_whitespace().next().unwrap()]).run().unwrap();
+}
+
+#[test]
+#[ignore = "needs a cluster: cargo xtask test"]
+fn on_a_cluster_that_ends_nothing_is_left() {
+    let cache = Cache::open().unwrap();
+    let settings = Settings::numbered("ends", 2, Parts::Node);
+    Cluster::down(&cache, &settings).unwrap();
+    let before = traces(&settings, &cache);
+
+    let cluster = Cluster::up(&cache, &settings).unwrap();
+    run_a_pod(&cluster, "one");
+    assert_ne!(traces(&settings, &cache), before, "a running cluster is seen");
+
+    // Found again while whole, made anew when a process of it is gone.
+    let made = std::fs::metadata(cluster.kubeconfig()).unwrap().modified().unwrap();
+    let again = Cluster::up(&cache, &settings).unwrap();
+    assert_eq!(std::fs::metadata(again.kubeconfig()).unwrap().modified().unwrap(), made, "the running one is used");
+    kill(&format!("--data-dir={}/etcd", settings.folder(&cache).display()));
+    let anew = Cluster::up(&cache, &settings).unwrap();
+    assert_ne!(std::fs::metadata(anew.kubeconfig()).unwrap().modified().unwrap(), made, "a broken one is made anew");
+    run_a_pod(&anew, "two");
+
+    Cluster::down(&cache, &settings).unwrap();
+    let after = traces(&settings, &cache);
+    assert_eq!(after, before);
+    Cluster::down(&cache, &settings).unwrap();
+}
