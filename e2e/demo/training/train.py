@@ -45,6 +45,11 @@ def write_adapter(model, folder, base_name, base_digest):
     config.base_model_name_or_path = base_name
     config.inference_mode = True
     config.save_pretrained(folder)
+    # PEFT keeps modules as a set: sorted, so that the same training gives the same digest.
+    file = folder / "adapter_config.json"
+    fields = json.loads(file.read_text())
+    fields["target_modules"] = sorted(fields["target_modules"])
+    file.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
     weights = {key: value.to(torch.bfloat16).contiguous() for key, value in get_peft_model_state_dict(model).items()}
     save_file(weights, folder / "adapter_model.safetensors", {"format": "pt", "lorafleet.base_digest": base_digest})
     print(f"{folder.name}: {digest(folder, ['adapter_config.json', 'adapter_model.safetensors'])} for base {base_digest}")

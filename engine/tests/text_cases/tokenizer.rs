@@ -26,6 +26,16 @@ fn real_model_gives_the_ids_of_hugging_face() {
 }
 
 #[test]
+#[ignore = "needs LORAFLEET_TEST_GGUF"]
+fn other_pre_tokenizers_give_the_ids_of_llama_cpp() {
+    for name in ["gpt-2", "llama-bpe", "qwen2", "default"] {
+        let mut header = real_header();
+        header.metadata.insert("tokenizer.ggml.pre".to_owned(), Value::String(name.to_owned()));
+        check(&Text::from_gguf(&header).unwrap(), &golden(&format!("pre-{name}.json")));
+    }
+}
+
+#[test]
 fn folder_with_bytes_as_letters() {
     let text = Text::from_hf(&golden_folder("bytes")).unwrap();
     assert_eq!(text.encode("a b<s>").unwrap(), [64, 220, 65, 256]);
