@@ -100,11 +100,9 @@ impl Code {
             Code::Busy => StatusCode::TOO_MANY_REQUESTS,
             Code::Internal => StatusCode::INTERNAL_SERVER_ERROR,
             Code::EngineLost | Code::ReplyTooLarge => StatusCode::BAD_GATEWAY,
-            Code::NotSynced
-            | Code::AdapterNotReady
-            | Code::BaseNotReady
-            | Code::EngineUnreachable
-            | Code::Draining => StatusCode::SERVICE_UNAVAILABLE,
+            Code::NotSynced | Code::AdapterNotReady | Code::BaseNotReady | Code::EngineUnreachable | Code::Draining => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             Code::EngineTimeout => StatusCode::GATEWAY_TIMEOUT,
         }
     }

@@ -3,7 +3,7 @@
 
 mod top;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use prometheus::{
 
 use crate::error::Code;
 use crate::sse::Usage;
+use crate::view::{FleetView, PodView};
 use top::Top;
 
 /// How a request to a pod ended.
@@ -60,8 +61,8 @@ pub struct Metrics {
     outstanding: IntGaugeVec,
     queued: IntGauge,
     pub connections: IntGauge,
-    pub pods: IntGaugeVec,
-    pub adapters: IntGauge,
+    pods: IntGaugeVec,
+    adapters: IntGauge,
     pub poll_failures: IntCounter,
     pub watch_failures: IntCounterVec,
     pub api_stale_seconds: Gauge,
@@ -75,8 +76,10 @@ impl Metrics {
     /// `models`: the number of models with series of their own.
     pub fn new(models: usize) -> Result<Self, prometheus::Error> {
         let registry = Registry::new_custom(Some("lorafleet_gateway".to_owned()), None)?;
-        let counters = |name, help, labels: &[&str]| register(&registry, IntCounterVec::new(Opts::new(name, help), labels)?);
-        let gauges = |name, help, labels: &[&str]| register(&registry, IntGaugeVec::new(Opts::new(name, help), labels)?);
+        let counters =
+            |name, help, labels: &[&str]| register(&registry, IntCounterVec::new(Opts::new(name, help), labels)?);
+        let gauges =
+            |name, help, labels: &[&str]| register(&registry, IntGaugeVec::new(Opts::new(name, help), labels)?);
         let gauge = |name, help| register(&registry, IntGauge::new(name, help)?);
         let histogram = |name, help| {
             let options = HistogramOpts::new(name, help).buckets(LATENCY_SECONDS.to_vec());
@@ -85,9 +88,20 @@ impl Metrics {
         Ok(Self {
             started: Instant::now(),
             top: Mutex::new(Top::new(models)),
-            requests: counters("requests_total", "Requests sent to pods, by model, status and outcome.", &["model", "status", "outcome"])?,
-            tokens: counters("tokens_total", "Tokens as the engines counted them; kind is prompt, cached or completion.", &["model", "kind"])?,
-            first_byte: histogram("time_to_first_byte_seconds", "From the whole request to the first byte of a stream's events, or to the whole answer.")?,
+            requests: counters(
+                "requests_total",
+                "Requests sent to pods, by model, status and outcome.",
+                &["model", "status", "outcome"],
+            )?,
+            tokens: counters(
+                "tokens_total",
+                "Tokens as the engines counted them; kind is prompt, cached or completion.",
+                &["model", "kind"],
+            )?,
+            first_byte: histogram(
+                "time_to_first_byte_seconds",
+                "From the whole request to the first byte of a stream's events, or to the whole answer.",
+            )?,
             duration: histogram("request_seconds", "From the whole request to the last byte of its answer.")?,
             refused: counters("refused_total", "Requests that the gateway itself refused, by code.", &["code"])?,
             retries: counters("retries_total", "Requests offered to another pod, by cause.", &["cause"])?,
@@ -96,9 +110,22 @@ impl Metrics {
             connections: gauge("client_connections", "Open client connections.")?,
             pods: gauges("pods", "Engine pods by state: ready, unready or unreachable.", &["state"])?,
             adapters: gauge("adapters", "Adapters of the pool that have a current revision.")?,
-            poll_failures: register(&registry, IntCounter::new("poll_failures_total", "Reports that could not be read from a pod.")?)?,
-            watch_failures: counters("watch_failures_total", "Failures of a watch on the API server, by kind.", &["kind"])?,
-            api_stale_seconds: register(&registry, Gauge::new("api_stale_seconds", "Seconds since the API server last answered: the view may be this old.")?)?,
+            poll_failures: register(
+                &registry,
+                IntCounter::new("poll_failures_total", "Reports that could not be read from a pod.")?,
+            )?,
+            watch_failures: counters(
+                "watch_failures_total",
+                "Failures of a watch on the API server, by kind.",
+                &["kind"],
+            )?,
+            api_stale_seconds: register(
+                &registry,
+                Gauge::new(
+                    "api_stale_seconds",
+                    "Seconds since the API server last answered: the view may be this old.",
+                )?,
+            )?,
             clients: gauge("api_key_clients", "Clients that have an API key.")?,
             bad_key_entries: gauge("api_key_bad_entries", "Entries of the API keys' folder that do not count.")?,
             registry,
@@ -146,6 +173,23 @@ impl Metrics {
         self.retries.with_label_values(&[&format!("{cause:?}")]).inc();
     }
 
+    /// What the view holds, in numbers.
+    pub fn show_view(&self, view: &FleetView) {
+        let count = |wanted: &str| {
+            let state = |pod: &PodView| match (pod.ready, &pod.poll_error) {
+                (_, Some(_)) => "unreachable",
+                (true, None) => "ready",
+                (false, None) => "unready",
+            };
+            view.pods.values().filter(|pod| state(pod) == wanted).count()
+        };
+        for state in ["ready", "unready", "unreachable"] {
+            self.pods.with_label_values(&[state]).set(i64::try_from(count(state)).unwrap_or(i64::MAX));
+        }
+        let adapters = view.adapters.values().filter(|adapter| adapter.current.is_some()).count();
+        self.adapters.set(i64::try_from(adapters).unwrap_or(i64::MAX));
+    }
+
     /// The text of `/metrics`. `outstanding`: requests in progress by model; `queued`: those that wait for a place.
     pub fn text(&self, outstanding: &BTreeMap<String, u32>, queued: u32) -> Result<Vec<u8>, prometheus::Error> {
         self.show_outstanding(outstanding);
@@ -172,10 +216,10 @@ impl Metrics {
         for vector in [&self.requests, &self.tokens] {
             for family in vector.collect() {
                 for metric in family.get_metric() {
-                    let values: BTreeMap<&str, &str> =
-                        metric.get_label().iter().map(|pair| (pair.name(), pair.value())).collect();
-                    if values.get("model") == Some(&model) {
-                        let _ = vector.remove(&values.into_iter().collect());
+                    let labels = metric.get_label().iter();
+                    let labels: HashMap<&str, &str> = labels.map(|pair| (pair.name(), pair.value())).collect();
+                    if labels.get("model") == Some(&model) {
+                        let _ = vector.remove(&labels);
                     }
                 }
             }

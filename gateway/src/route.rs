@@ -216,7 +216,7 @@ fn examine(name: &str, pod: &PodView, request: &RouteRequest<'_>, now_ms: u64) -
         load_ms,
         queue_ms,
         holder: false,
-        stale: now_ms.saturating_sub(report.received_ms) > REPORT_AGE_MS_MAX,
+        stale: pod.poll_error.is_some() || now_ms.saturating_sub(report.received_ms) > REPORT_AGE_MS_MAX,
     })
 }
 

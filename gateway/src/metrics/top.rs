@@ -141,10 +141,8 @@ mod tests {
     fn old_traffic_is_forgotten() {
         let mut top = Top::new(1);
         count(&mut top, "old", 1_000, 0);
-        for minute in 1..=12 {
-            top.count("new", minute * 60_000);
-        }
-        assert_eq!(count(&mut top, "new", 3, 13 * 60_000).1, ["old"]);
+        let evicted = (1..=12).filter_map(|minute| top.count("new", minute * 60_000).evicted);
+        assert_eq!(evicted.collect::<Vec<_>>(), ["old"]);
     }
 
     proptest! {

@@ -1,0 +1,172 @@
+//! The routes that clients see. `complete` is a request's way from its first byte to its last.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path, Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, header};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use tokio_util::sync::CancellationToken;
+
+use crate::body;
+use crate::error::{Code, Refusal};
+use crate::fleet::Fleet;
+use crate::headers;
+use crate::keys::{Client, Keys};
+use crate::limits::Limits;
+use crate::load::InFlight;
+use crate::metrics::Metrics;
+use crate::models;
+use crate::relay::{Meter, Wish, relay};
+use crate::resolve::{Permitted, resolve};
+use crate::upstream::{NoAnswer, Outgoing, Upstream};
+
+/// Everything that a request needs; one per process.
+pub struct Gateway {
+    pub limits: Limits,
+    pub fleet: Arc<Fleet>,
+    pub secrets: Secrets,
+    pub in_flight: Arc<InFlight>,
+    pub metrics: Arc<Metrics>,
+    pub upstream: Upstream,
+    /// Ends what is still under way when the time to drain is over.
+    pub stop: CancellationToken,
+}
+
+/// What is read from mounted Secrets, and read again when they change.
+pub struct Secrets {
+    /// `None`: no folder of API keys was given, and every client may use every model.
+    pub api_keys: Option<tokio::sync::watch::Receiver<Arc<Keys>>>,
+    /// `Authorization` for the engines.
+    pub engine_key: tokio::sync::watch::Receiver<Option<HeaderValue>>,
+}
+
+impl Secrets {
+    /// Who asks, or a 401. Without keys everybody is one client.
+    fn client(&self, headers: &HeaderMap) -> Result<Client, Refusal> {
+        let Some(keys) = &self.api_keys else {
+            return Ok(Client { name: "everybody".to_owned(), permitted: Permitted::All });
+        };
+        let refused = |message| Refusal::new(Code::InvalidKey, message);
+        let presented =
+            headers::bearer(headers).ok_or_else(|| refused("an API key is missing: Authorization: Bearer KEY"))?;
+        keys.borrow().find(presented).cloned().ok_or_else(|| refused("the API key is not known"))
+    }
+}
+
+/// The routes of the front door.
+pub fn routes(gateway: Arc<Gateway>) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", post(complete))
+        .route("/v1/completions", post(complete))
+        .route("/v1/models", get(list_models))
+        .route("/v1/models/{*model}", get(show_model))
+        .fallback(no_route)
+        .method_not_allowed_fallback(no_method)
+        .with_state(gateway)
+}
+
+async fn complete(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    let request_id = headers::request_id(request.headers(), crate::random_u128());
+    let mut answer = match try_complete(&gateway, request, &request_id).await {
+        Ok(answer) => answer,
+        Err(NoAnswer::Said(answer)) => {
+            let (head, body) = answer.into_parts();
+            let mut answer = Response::new(Body::new(body));
+            *answer.status_mut() = head.status;
+            *answer.headers_mut() = headers::downstream(&head.headers, &request_id);
+            answer
+        }
+        Err(NoAnswer::Refused(refusal)) => refuse(&gateway, refusal),
+    };
+    answer.headers_mut().insert(headers::REQUEST_ID, request_id);
+    answer
+}
+
+async fn try_complete(gateway: &Gateway, request: Request, request_id: &HeaderValue) -> Result<Response, NoAnswer> {
+    let limits = &gateway.limits;
+    let client = gateway.secrets.client(request.headers())?;
+    let place = gateway.in_flight.place(limits).await?;
+    let (head, body) = request.into_parts();
+    let body = read_body(body, limits).await?;
+    let inspected = body::inspect(&body).map_err(Refusal::from)?;
+    if !gateway.fleet.synced() {
+        return Err(Refusal::new(Code::NotSynced, "the gateway has not read its pool from the API server yet").into());
+    }
+    let target = resolve(&gateway.fleet.view(), &client.permitted, &inspected.model).map_err(Refusal::from)?;
+    let counted = gateway.in_flight.model(target.name(), limits)?;
+    let mut meter = Meter::new(Arc::clone(&gateway.metrics), target.name(), place, counted);
+    let hide_usage = inspected.stream && !inspected.include_usage;
+    let engine_key = gateway.secrets.engine_key.borrow().clone();
+    let outgoing = Outgoing {
+        target: &target,
+        path: head.uri.path(),
+        headers: headers::upstream(&head.headers, engine_key.as_ref(), request_id),
+        body: body::rewrite(&body, &inspected, target.wire_model().as_deref(), inspected.stream).into(),
+    };
+    drop(body);
+    let offered = gateway.upstream.offer(&gateway.fleet, &gateway.in_flight, &gateway.metrics, limits, &outgoing).await;
+    let answering = offered.inspect_err(|no_answer| match no_answer {
+        NoAnswer::Refused(refusal) => meter.refused(refusal.code.status().as_u16(), refusal.code),
+        NoAnswer::Said(answer) => meter.said(answer.status().as_u16()),
+    })?;
+    tracing::debug!(client = client.name, %target, pod = answering.pod, ?request_id, "answering");
+    let wish = Wish { stream: inspected.stream, hide_usage, request_id: request_id.clone() };
+    Ok(relay(answering, wish, meter, limits, gateway.stop.clone()).await)
+}
+
+async fn read_body(body: Body, limits: &Limits) -> Result<Bytes, Refusal> {
+    let max = usize::try_from(limits.max_body_bytes).unwrap_or(usize::MAX);
+    match tokio::time::timeout(limits.body_timeout_seconds, Limited::new(body, max).collect()).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            Err(Refusal::new(Code::BodyTooLarge, format!("the body is above the limit of {max} bytes")))
+        }
+        Ok(Err(error)) => Err(Refusal::new(Code::InvalidRequest, format!("the body cannot be read: {error}"))),
+        Err(_) => {
+            let seconds = limits.body_timeout_seconds.as_secs_f64();
+            Err(Refusal::new(Code::BodyTimeout, format!("the body did not come within {seconds:.1} seconds")))
+        }
+    }
+}
+
+async fn list_models(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Response {
+    match gateway.secrets.client(&headers) {
+        Ok(client) => json(&models::list(&gateway.fleet.view(), &client.permitted)),
+        Err(refusal) => refuse(&gateway, refusal),
+    }
+}
+
+async fn show_model(State(gateway): State<Arc<Gateway>>, Path(model): Path<String>, headers: HeaderMap) -> Response {
+    let shown = gateway.secrets.client(&headers).and_then(|client| {
+        let view = gateway.fleet.view();
+        let target = resolve(&view, &client.permitted, &model)?;
+        Ok(json(&models::show(&view, &target)))
+    });
+    shown.unwrap_or_else(|refusal| refuse(&gateway, refusal))
+}
+
+async fn no_route(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    let path: String = request.uri().path().chars().take(80).collect();
+    refuse(&gateway, Refusal::new(Code::RouteNotFound, format!("there is no route {path}")))
+}
+
+async fn no_method(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    let message = format!("{} does not take {}", request.uri().path(), request.method());
+    refuse(&gateway, Refusal::new(Code::MethodNotAllowed, message))
+}
+
+fn refuse(gateway: &Gateway, refusal: Refusal) -> Response {
+    gateway.metrics.refused(refusal.code);
+    tracing::debug!(error = %refusal, "refused");
+    refusal.into_response()
+}
+
+fn json(value: &serde_json::Value) -> Response {
+    let head = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+    (head, value.to_string()).into_response()
+}

@@ -1,0 +1,162 @@
+//! Accepting connections with a limit on each of their phases, and ending them in order.
+
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, Sleep, sleep};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::limits::Limits;
+use crate::metrics::Metrics;
+
+/// Bytes of a request's head.
+const HEAD_BYTES_MAX: usize = 64 << 10;
+const HEADERS_MAX: usize = 128;
+
+/// Serves `routes` until `drain`; then takes no more connections, lets each end its request, and returns when all have.
+pub async fn serve(
+    listener: TcpListener,
+    routes: Router,
+    limits: &Limits,
+    metrics: Arc<Metrics>,
+    drain: CancellationToken,
+) {
+    let connections = TaskTracker::new();
+    let places = Arc::new(Semaphore::new(limits.max_connections as usize));
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.head_timeout_seconds)
+        .max_header_size(HEAD_BYTES_MAX)
+        .max_headers(HEADERS_MAX);
+    loop {
+        // Without a place nothing is accepted: the rest waits in the kernel's queue, which is bounded.
+        let accepted = tokio::select! {
+            () = drain.cancelled() => break,
+            accepted = accept(&listener, &places) => accepted,
+        };
+        let Some((stream, place)) = accepted else {
+            continue;
+        };
+        let service = TowerToHyperService::new(routes.clone());
+        let builder = builder.clone();
+        let (metrics, drain, write_timeout) = (Arc::clone(&metrics), drain.clone(), limits.write_timeout_seconds);
+        connections.spawn(async move {
+            let _place = place;
+            metrics.connections.inc();
+            let io = TokioIo::new(WriteTimeout::new(stream, write_timeout));
+            let mut connection = pin!(builder.serve_connection(io, service));
+            let ended = tokio::select! {
+                ended = connection.as_mut() => ended,
+                () = drain.cancelled() => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            };
+            if let Err(error) = ended {
+                tracing::debug!(%error, "a client connection broke");
+            }
+            metrics.connections.dec();
+        });
+    }
+    drop(listener);
+    connections.close();
+    connections.wait().await;
+}
+
+async fn accept(
+    listener: &TcpListener,
+    places: &Arc<Semaphore>,
+) -> Option<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+    let place = Arc::clone(places).acquire_owned().await.ok()?;
+    match listener.accept().await {
+        Ok((stream, _)) => {
+            // Each event of a stream shall leave at once.
+            let _ = stream.set_nodelay(true);
+            Some((stream, place))
+        }
+        Err(error) => {
+            tracing::warn!(%error, "a connection could not be accepted");
+            // Out of file descriptors, most likely: others must end first.
+            sleep(Duration::from_millis(100)).await;
+            None
+        }
+    }
+}
+
+/// A connection whose client must read: if the kernel takes no byte for so long, writing fails. Else a client that stops
+/// reading would hold its place and its pod's for ever.
+struct WriteTimeout {
+    stream: TcpStream,
+    timeout: Duration,
+    timer: Pin<Box<Sleep>>,
+    waiting: bool,
+}
+
+impl WriteTimeout {
+    fn new(stream: TcpStream, timeout: Duration) -> Self {
+        Self { stream, timeout, timer: Box::pin(sleep(timeout)), waiting: false }
+    }
+
+    fn bound<T>(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if result.is_ready() {
+            self.waiting = false;
+            return result;
+        }
+        if !self.waiting {
+            self.waiting = true;
+            self.timer.as_mut().reset(Instant::now() + self.timeout);
+        }
+        match self.timer.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read"))),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl AsyncRead for WriteTimeout {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for WriteTimeout {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let result = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.bound(cx, result)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let result = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
+        self.bound(cx, result)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let result = Pin::new(&mut self.stream).poll_flush(cx);
+        self.bound(cx, result)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let result = Pin::new(&mut self.stream).poll_shutdown(cx);
+        self.bound(cx, result)
+    }
+}

@@ -1,0 +1,246 @@
+//! A pod's answer on its way to the client.
+//!
+//! A stream passes event by event; it ends with `[DONE]` or with an error event that says why it does not. Everything else
+//! is read whole first, so that a pod that breaks off half way is a typed error and not half an answer. A client that goes
+//! away drops the relay, and with it the connection to the pod, which stops computing.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::response::{IntoResponse as _, Response};
+use bytes::Bytes;
+use futures::Stream;
+use http::{HeaderValue, header};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio_util::sync::CancellationToken;
+
+use crate::error::{Code, Refusal};
+use crate::headers;
+use crate::limits::Limits;
+use crate::load::Counted;
+use crate::metrics::{Metrics, Outcome};
+use crate::sse::{Follower, Usage};
+use crate::upstream::Answering;
+
+/// Measures one request from the whole request to the end of its answer, whichever way it ends.
+pub struct Meter {
+    metrics: Arc<Metrics>,
+    model: String,
+    began: Instant,
+    status: u16,
+    first_byte: Option<Duration>,
+    outcome: Outcome,
+    _place: OwnedSemaphorePermit,
+    _model: Counted,
+}
+
+impl Meter {
+    /// Until `answered` or `refused` is called, the client is taken to have gone.
+    pub fn new(metrics: Arc<Metrics>, model: &str, place: OwnedSemaphorePermit, counted: Counted) -> Self {
+        metrics.begin(model);
+        Self {
+            metrics,
+            model: model.to_owned(),
+            began: Instant::now(),
+            status: 0,
+            first_byte: None,
+            outcome: Outcome::ClientGone,
+            _place: place,
+            _model: counted,
+        }
+    }
+
+    fn answered(&mut self, usage: Option<&Usage>) {
+        self.outcome = Outcome::Answered;
+        if let Some(usage) = usage {
+            self.metrics.tokens(&self.model, usage);
+        }
+    }
+
+    /// A pod's own refusal goes to the client.
+    pub fn said(&mut self, status: u16) {
+        self.status = status;
+        self.outcome = Outcome::Answered;
+    }
+
+    pub fn refused(&mut self, status: u16, code: Code) {
+        self.status = status;
+        self.outcome = Outcome::Refused(code);
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        self.metrics.end(&self.model, self.status, self.outcome, self.first_byte, self.began.elapsed());
+    }
+}
+
+/// How the client asked for the answer.
+pub struct Wish {
+    pub stream: bool,
+    /// The usage event was asked for by the gateway alone.
+    pub hide_usage: bool,
+    pub request_id: HeaderValue,
+}
+
+/// The answer for the client. `stop` ends streams when the gateway must stop.
+pub async fn relay(
+    answering: Answering,
+    wish: Wish,
+    mut meter: Meter,
+    limits: &Limits,
+    stop: CancellationToken,
+) -> Response {
+    let Answering { pod, response, counted } = answering;
+    let (head, body) = response.into_parts();
+    meter.status = head.status.as_u16();
+    let headers = headers::downstream(&head.headers, &wish.request_id);
+    let is_stream = head.headers.get(header::CONTENT_TYPE).is_some_and(|value| {
+        value.to_str().is_ok_and(|value| value.trim_start().to_ascii_lowercase().starts_with("text/event-stream"))
+    });
+    let mut answer = if is_stream && wish.stream && head.status.is_success() {
+        let events = Events {
+            body,
+            follower: Follower::new(wish.hide_usage),
+            pod,
+            meter,
+            silence: limits.silence_timeout_seconds,
+            stop,
+            ended: false,
+            _on_pod: counted,
+        };
+        Response::new(Body::from_stream(events.into_stream()))
+    } else {
+        match whole(body, limits, &pod).await {
+            Ok(bytes) => {
+                meter.first_byte = Some(meter.began.elapsed());
+                meter.answered(Usage::of_reply(&bytes).as_ref());
+                Response::new(Body::from(bytes))
+            }
+            Err(refusal) => {
+                tracing::warn!(pod, error = %refusal, "no whole answer");
+                meter.refused(refusal.code.status().as_u16(), refusal.code);
+                return refusal.into_response();
+            }
+        }
+    };
+    *answer.status_mut() = head.status;
+    *answer.headers_mut() = headers;
+    answer
+}
+
+/// An answer that is not a stream.
+async fn whole(mut body: Incoming, limits: &Limits, pod: &str) -> Result<Bytes, Refusal> {
+    let max = usize::try_from(limits.max_reply_bytes).unwrap_or(usize::MAX);
+    let mut bytes = Vec::new();
+    while let Some(data) = next_data(&mut body, limits.silence_timeout_seconds, pod).await? {
+        if bytes.len() + data.len() > max {
+            return Err(Refusal::new(
+                Code::ReplyTooLarge,
+                format!("the answer of pod {pod} is above the limit of {max} bytes"),
+            ));
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(bytes.into())
+}
+
+/// The next bytes of a body; `None` at its good end.
+async fn next_data(body: &mut Incoming, silence: Duration, pod: &str) -> Result<Option<Bytes>, Refusal> {
+    loop {
+        let frame = match tokio::time::timeout(silence, body.frame()).await {
+            Err(_) => {
+                let seconds = silence.as_secs_f64();
+                let message = format!("pod {pod} was silent for {seconds:.1} seconds in the middle of its answer");
+                return Err(Refusal::new(Code::EngineTimeout, message));
+            }
+            Ok(None) => return Ok(None),
+            Ok(Some(Err(error))) => {
+                let message = format!("pod {pod} broke off in the middle of its answer: {error}");
+                return Err(Refusal::new(Code::EngineLost, message));
+            }
+            Ok(Some(Ok(frame))) => frame,
+        };
+        if let Ok(data) = frame.into_data() {
+            return Ok(Some(data));
+        }
+    }
+}
+
+/// A stream of events under way. Dropped early, it counts as a client that has gone.
+struct Events {
+    body: Incoming,
+    follower: Follower,
+    pod: String,
+    meter: Meter,
+    silence: Duration,
+    stop: CancellationToken,
+    ended: bool,
+    _on_pod: Option<Counted>,
+}
+
+impl Events {
+    fn into_stream(self) -> impl Stream<Item = Result<Bytes, Infallible>> {
+        futures::stream::unfold(self, |mut events| async move {
+            let bytes = events.next().await?;
+            Some((Ok(bytes), events))
+        })
+    }
+
+    /// The next bytes for the client; `None` at the end.
+    async fn next(&mut self) -> Option<Bytes> {
+        while !self.ended {
+            let stopped = || Refusal::new(Code::Draining, "the gateway stops and this answer has had its time");
+            let data = tokio::select! {
+                () = self.stop.cancelled() => Err(stopped()),
+                data = next_data(&mut self.body, self.silence, &self.pod) => data,
+            };
+            let bytes = match data {
+                Ok(Some(data)) => self.follower.push(data),
+                Ok(None) => self.finish(),
+                Err(refusal) => self.fail(&refusal),
+            };
+            if !bytes.is_empty() {
+                let began = self.meter.began;
+                self.meter.first_byte.get_or_insert_with(|| began.elapsed());
+                return Some(bytes);
+            }
+        }
+        None
+    }
+
+    /// The pod ended its answer; without `[DONE]` it did not finish it.
+    fn finish(&mut self) -> Bytes {
+        self.ended = true;
+        if self.follower.done || self.follower.blind() {
+            self.note_usage();
+            return Bytes::new();
+        }
+        let message = format!("pod {} ended its answer before [DONE]", self.pod);
+        self.fail(&Refusal::new(Code::EngineLost, message))
+    }
+
+    /// Nothing but an event can still tell the client.
+    fn fail(&mut self, refusal: &Refusal) -> Bytes {
+        self.ended = true;
+        if self.follower.done {
+            // All that counts has passed before.
+            self.note_usage();
+            return Bytes::new();
+        }
+        tracing::warn!(pod = self.pod, error = %refusal, events = self.follower.events, "a stream broke off");
+        self.meter.refused(self.meter.status, refusal.code);
+        refusal.event()
+    }
+
+    /// What the stream cost: as the engine counted, else one token per event.
+    fn note_usage(&mut self) {
+        let counted = Usage { completion_tokens: self.follower.events, ..Usage::default() };
+        let usage = self.follower.usage.unwrap_or(counted);
+        self.meter.answered(Some(&usage));
+    }
+}

@@ -1,0 +1,131 @@
+//! The process: puts the parts together, and ends them in order on SIGTERM.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use kube::Client;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing_subscriber::EnvFilter;
+
+use crate::fleet::Fleet;
+use crate::front::{self, Gateway, Secrets};
+use crate::health::{self, Health};
+use crate::limits::Limits;
+use crate::load::InFlight;
+use crate::metrics::Metrics;
+use crate::sources::{Sources, keep_up_to_date};
+use crate::upstream::Upstream;
+use crate::{listen, secret_files};
+
+/// Time for the last error events to leave once the time to drain is over.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// What the process is told.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub namespace: String,
+    pub pool: String,
+    pub listen: SocketAddr,
+    pub metrics_listen: SocketAddr,
+    pub engine_key_file: PathBuf,
+    pub api_keys_dir: Option<PathBuf>,
+    pub limits: Limits,
+}
+
+/// Log lines as JSON on standard output; `RUST_LOG` says how much.
+pub fn log() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().json().with_env_filter(filter).init();
+}
+
+/// Serves until SIGTERM or SIGINT, and until what is in progress then has ended.
+pub async fn run(settings: Settings) -> anyhow::Result<()> {
+    let limits = settings.limits.clone();
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), ?limits, "starting");
+    let metrics = Arc::new(Metrics::new(limits.max_metric_models as usize)?);
+    let secrets = read_secrets(&settings, &metrics).await?;
+    let client = Client::try_default().await.context("no configuration to reach the API server")?;
+    let listener = bind(settings.listen).await?;
+    let metrics_listener = bind(settings.metrics_listen).await?;
+    let gateway = Arc::new(Gateway {
+        fleet: Fleet::new(),
+        in_flight: InFlight::new(&limits),
+        upstream: Upstream::new(&limits),
+        metrics: Arc::clone(&metrics),
+        stop: CancellationToken::new(),
+        secrets,
+        limits,
+    });
+    let draining = Arc::new(AtomicBool::new(false));
+    let health = Health { gateway: Arc::clone(&gateway), draining: Arc::clone(&draining) };
+    tokio::spawn(async move { axum::serve(metrics_listener, health::routes(health)).await });
+    tokio::spawn(keep_up_to_date(Sources {
+        client,
+        namespace: settings.namespace,
+        pool: settings.pool,
+        upstream: gateway.upstream.clone(),
+        engine_key: gateway.secrets.engine_key.clone(),
+        in_flight: Arc::clone(&gateway.in_flight),
+        metrics,
+        fleet: Arc::clone(&gateway.fleet),
+    }));
+    serve_until_told(&gateway, listener, &draining).await
+}
+
+/// Serves; on a signal first says so to the probes, then takes nothing new, then ends what is still under way.
+pub async fn serve_until_told(
+    gateway: &Arc<Gateway>,
+    listener: TcpListener,
+    draining: &AtomicBool,
+) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("no handler for SIGTERM")?;
+    let limits = gateway.limits.clone();
+    let drain = CancellationToken::new();
+    let serving = tokio::spawn({
+        let (routes, metrics) = (front::routes(Arc::clone(gateway)), Arc::clone(&gateway.metrics));
+        let (limits, drain) = (limits.clone(), drain.clone());
+        async move { listen::serve(listener, routes, &limits, metrics, drain).await }
+    });
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = tokio::signal::ctrl_c() => {}
+    }
+    tracing::info!("draining");
+    draining.store(true, Ordering::Relaxed);
+    tokio::time::sleep(limits.drain_delay_seconds).await;
+    drain.cancel();
+    let mut serving = std::pin::pin!(serving);
+    if tokio::time::timeout(limits.drain_timeout_seconds, serving.as_mut()).await.is_err() {
+        tracing::warn!("requests are still in progress: ending them");
+        gateway.stop.cancel();
+        let _ = tokio::time::timeout(LAST_WORDS, serving).await;
+    }
+    tracing::info!("stopped");
+    Ok(())
+}
+
+async fn read_secrets(settings: &Settings, metrics: &Arc<Metrics>) -> anyhow::Result<Secrets> {
+    let file = settings.engine_key_file.clone();
+    let engine_key = secret_files::watch_engine_key(file.clone())
+        .await
+        .with_context(|| format!("reading the engines' key from {}", file.display()))?;
+    let api_keys = match settings.api_keys_dir.clone() {
+        None => None,
+        Some(folder) => Some(
+            secret_files::watch_api_keys(folder.clone(), settings.namespace.clone(), Arc::clone(metrics))
+                .await
+                .with_context(|| format!("reading the API keys from {}", folder.display()))?,
+        ),
+    };
+    Ok(Secrets { api_keys, engine_key })
+}
+
+async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("listening on {address}"))
+}

@@ -1,0 +1,60 @@
+//! The only readers of the outer world: objects from the API server, reports from the pods. Both feed one writer of the
+//! `FleetView`.
+//!
+//! ```text
+//! API server --watch--> stores --+
+//!                                +--> assemble (pure) --> Fleet
+//! pods --GET each second--> reports
+//! ```
+
+mod assemble;
+mod poll;
+mod watch;
+
+pub use assemble::{Objects, Polled, assemble};
+
+use std::sync::Arc;
+
+use http::HeaderValue;
+use kube::Client;
+
+use crate::fleet::Fleet;
+use crate::load::InFlight;
+use crate::metrics::Metrics;
+use crate::upstream::Upstream;
+
+/// Which pool, and what is needed to read it.
+#[derive(Clone)]
+pub struct Sources {
+    pub client: Client,
+    pub namespace: String,
+    pub pool: String,
+    pub upstream: Upstream,
+    pub engine_key: tokio::sync::watch::Receiver<Option<HeaderValue>>,
+    pub in_flight: Arc<InFlight>,
+    pub metrics: Arc<Metrics>,
+    pub fleet: Arc<Fleet>,
+}
+
+/// Keeps the fleet's view up to date, for ever. The first view is published when all objects have been listed and every
+/// pod has been asked once.
+pub async fn keep_up_to_date(sources: Sources) {
+    let (stores, changed) = watch::start(&sources);
+    stores.listed().await;
+    tracing::info!(namespace = sources.namespace, pool = sources.pool, "the pool's objects have been read");
+    let mut reports = poll::start(sources.clone(), stores.clone());
+    loop {
+        tokio::select! {
+            () = changed.notified() => {}
+            polled = reports.changed() => if polled.is_err() { return },
+        }
+        let polled = reports.borrow_and_update().clone();
+        let Some(polled) = polled else {
+            // Not one round is over: a view without reports would refuse everything.
+            continue;
+        };
+        let view = assemble(&stores.objects(&sources), &polled);
+        sources.metrics.show_view(&view);
+        sources.fleet.publish(view);
+    }
+}

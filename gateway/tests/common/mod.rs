@@ -1,0 +1,329 @@
+//! A real gateway on a real socket, its view made by hand, with pods that behave as a test wants.
+
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use clap::Parser;
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use lorafleet_artifact::Digest;
+use lorafleet_crds::wire::{AdapterState, Load, Role, Tier};
+use lorafleet_gateway::fleet::Fleet;
+use lorafleet_gateway::front::{self, Gateway, Secrets};
+use lorafleet_gateway::limits::Limits;
+use lorafleet_gateway::listen;
+use lorafleet_gateway::load::InFlight;
+use lorafleet_gateway::metrics::Metrics;
+use lorafleet_gateway::upstream::Upstream;
+use lorafleet_gateway::view::{AdapterView, FleetView, Holding, PodReport, PodView};
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+
+/// Digest of the adapter `support`.
+pub const SUPPORT: Digest = Digest::from_bytes([0xa1; 32]);
+
+/// Limits as the command line gives them, with some changed.
+pub fn limits(flags: &[&str]) -> Limits {
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        limits: Limits,
+    }
+    Flags::parse_from(["test"].iter().chain(flags)).limits
+}
+
+/// How a pod behaves.
+#[derive(Clone)]
+pub enum Behaviour {
+    /// Answers with what it got, as JSON with usage.
+    Echo,
+    /// Streams two events; the second waits for the notification.
+    Stream(Arc<Notify>),
+    /// Streams this text at once and ends well.
+    Text(&'static str),
+    /// Streams one event, then breaks the connection.
+    DieInStream,
+    /// Sends half a JSON answer, then breaks the connection.
+    DieInAnswer,
+    /// Streams one event, then nothing.
+    Stall,
+    /// Never answers.
+    Silent,
+    Status(u16),
+    /// Streams without end as fast as it is read.
+    Flood,
+}
+
+/// A pod that listens.
+#[derive(Clone)]
+pub struct Pod {
+    pub address: SocketAddr,
+    pub seen: Arc<Seen>,
+}
+
+/// What a pod has seen.
+#[derive(Default)]
+pub struct Seen {
+    pub requests: AtomicUsize,
+    /// Answers whose client went away before their end.
+    pub dropped: AtomicUsize,
+    pub last: Mutex<Option<(HeaderMap, Bytes)>>,
+}
+
+impl Seen {
+    pub fn count(&self) -> usize {
+        self.requests.load(Ordering::SeqCst)
+    }
+
+    pub fn last_body(&self) -> String {
+        let last = self.last.lock().unwrap();
+        String::from_utf8(last.as_ref().unwrap().1.to_vec()).unwrap()
+    }
+
+    pub fn last_header(&self, name: &str) -> Option<String> {
+        let last = self.last.lock().unwrap();
+        last.as_ref().unwrap().0.get(name).map(|value| value.to_str().unwrap().to_owned())
+    }
+}
+
+pub const EVENT: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
+pub const USAGE_EVENT: &str = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":2}}\n\n";
+pub const DONE: &str = "data: [DONE]\n\n";
+
+/// Starts a pod.
+pub async fn pod(behaviour: Behaviour) -> Pod {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let seen = Arc::new(Seen::default());
+    let routes = Router::new().fallback(answer).with_state((behaviour, Arc::clone(&seen)));
+    tokio::spawn(async move { axum::serve(listener, routes).await });
+    Pod { address, seen }
+}
+
+/// A pod that refuses connections.
+pub async fn dead_pod() -> Pod {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    Pod { address: listener.local_addr().unwrap(), seen: Arc::default() }
+}
+
+struct DropCounter(Arc<Seen>, bool);
+
+impl Drop for DropCounter {
+    fn drop(&mut self) {
+        if !self.1 {
+            self.0.dropped.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+}
+
+async fn answer(State((behaviour, seen)): State<(Behaviour, Arc<Seen>)>, headers: HeaderMap, body: Bytes) -> Response {
+    seen.requests.fetch_add(1, Ordering::SeqCst);
+    *seen.last.lock().unwrap() = Some((headers, body.clone()));
+    let mut counter = DropCounter(Arc::clone(&seen), false);
+    match behaviour {
+        Behaviour::Echo => {
+            counter.1 = true;
+            let body = format!(
+                r#"{{"choices":[],"usage":{{"prompt_tokens":5,"completion_tokens":7}},"echo":{}}}"#,
+                String::from_utf8_lossy(&body)
+            );
+            ([(header::CONTENT_TYPE, "application/json"), (HEADER_ADAPTER, "support@a1a1a1a1a1a1")], body)
+                .into_response()
+        }
+        Behaviour::Text(text) => {
+            counter.1 = true;
+            events(futures::stream::iter([Ok::<_, std::io::Error>(Bytes::from(text))]))
+        }
+        Behaviour::Stream(notify) => events(futures::stream::unfold((0, counter), move |(step, mut counter)| {
+            let notify = Arc::clone(&notify);
+            async move {
+                let text = match step {
+                    0 => EVENT.to_owned(),
+                    1 => {
+                        notify.notified().await;
+                        counter.1 = true;
+                        [EVENT, USAGE_EVENT, DONE].concat()
+                    }
+                    _ => return None,
+                };
+                Some((Ok::<_, std::io::Error>(Bytes::from(text)), (step + 1, counter)))
+            }
+        })),
+        Behaviour::DieInStream => {
+            let half = Bytes::from(format!("{EVENT}data: {{\"cho"));
+            events(futures::stream::unfold(0, move |step| {
+                let half = half.clone();
+                async move {
+                    if step == 0 {
+                        return Some((Ok(half), 1));
+                    }
+                    // Else the server breaks off before it has sent anything.
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    Some((Err(std::io::Error::other("killed")), 2))
+                }
+            }))
+        }
+        Behaviour::DieInAnswer => {
+            let parts = [Ok(Bytes::from("{\"choices\":")), Err(std::io::Error::other("killed"))];
+            let body = Body::from_stream(futures::stream::iter(parts));
+            ([(header::CONTENT_TYPE, "application/json")], body).into_response()
+        }
+        Behaviour::Stall => events(futures::stream::unfold((0, counter), |(step, counter)| async move {
+            if step > 0 {
+                std::future::pending::<()>().await;
+            }
+            Some((Ok::<_, std::io::Error>(Bytes::from(EVENT)), (step + 1, counter)))
+        })),
+        Behaviour::Silent => {
+            std::future::pending::<()>().await;
+            StatusCode::OK.into_response()
+        }
+        Behaviour::Status(status) => {
+            counter.1 = true;
+            let body = format!(r#"{{"error":{{"message":"as told","type":"t","param":null,"code":"Told{status}"}}}}"#);
+            let json = (header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            (StatusCode::from_u16(status).unwrap(), [json, (header::RETRY_AFTER, 7.into())], body).into_response()
+        }
+        Behaviour::Flood => events(futures::stream::unfold(counter, |counter| async move {
+            Some((Ok::<_, std::io::Error>(Bytes::from(EVENT.repeat(1000))), counter))
+        })),
+    }
+}
+
+pub const HEADER_ADAPTER: http::HeaderName = http::HeaderName::from_static("x-lorafleet-adapter");
+
+fn events<E: Into<Box<dyn std::error::Error + Send + Sync>> + 'static>(
+    stream: impl futures::Stream<Item = Result<Bytes, E>> + Send + 'static,
+) -> Response {
+    ([(header::CONTENT_TYPE, "text/event-stream; charset=utf-8")], Body::from_stream(stream)).into_response()
+}
+
+/// A gateway that listens.
+pub struct Front {
+    pub gateway: Arc<Gateway>,
+    pub address: SocketAddr,
+    pub drain: CancellationToken,
+    pub serving: tokio::task::JoinHandle<()>,
+}
+
+/// Pods named `p0`, `p1`, ... that hold the base and `support`; each later one has more requests waiting, so that they are
+/// chosen in this order.
+pub fn view(pods: &[&Pod], fleet: &Fleet) -> FleetView {
+    let support = AdapterView { current: Some(SUPPORT), rank: 8, ..AdapterView::default() };
+    let pods = pods.iter().enumerate().map(|(index, pod)| (format!("p{index}"), pod_view(pod, index, fleet)));
+    FleetView {
+        namespace: "demo".to_owned(),
+        base: "smollm2".to_owned(),
+        base_created_unix_s: 1_700_000_000,
+        adapters: Arc::new(BTreeMap::from([("support".to_owned(), support)])),
+        pods: pods.collect(),
+    }
+}
+
+pub fn pod_view(pod: &Pod, index: usize, fleet: &Fleet) -> PodView {
+    let holding =
+        Holding { digest: SUPPORT, state: AdapterState::Ready, tier: Tier::Device, bytes: 1, last_error: None };
+    let report = PodReport {
+        received_ms: fleet.now_ms(),
+        outstanding_then: 0,
+        boot_id: "boot".to_owned(),
+        draining: false,
+        role: Role::Shared,
+        load: Load { waiting: index as u32 * 100, ..Load::default() },
+        base_digest: Digest::from_bytes([0xbb; 32]),
+        holdings: BTreeMap::from([("support".to_owned(), vec![holding])]),
+        aliases: BTreeMap::new(),
+    };
+    PodView { address: pod.address, ready: true, report: Some(Arc::new(report)), poll_error: None }
+}
+
+pub async fn front(pods: &[&Pod], limits: Limits) -> Front {
+    front_with(pods, limits, None).await
+}
+
+pub async fn front_with(
+    pods: &[&Pod],
+    limits: Limits,
+    api_keys: Option<watch::Receiver<Arc<lorafleet_gateway::keys::Keys>>>,
+) -> Front {
+    let (_, engine_key) = watch::channel(Some(HeaderValue::from_static("Bearer engine-key")));
+    let fleet = Fleet::new();
+    fleet.publish(view(pods, &fleet));
+    let gateway = Arc::new(Gateway {
+        fleet,
+        secrets: Secrets { api_keys, engine_key },
+        in_flight: InFlight::new(&limits),
+        metrics: Arc::new(Metrics::new(limits.max_metric_models as usize).unwrap()),
+        upstream: Upstream::new(&limits),
+        stop: CancellationToken::new(),
+        limits: limits.clone(),
+    });
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let drain = CancellationToken::new();
+    let serving = tokio::spawn({
+        let (routes, metrics) = (front::routes(Arc::clone(&gateway)), Arc::clone(&gateway.metrics));
+        let drain = drain.clone();
+        async move { listen::serve(listener, routes, &limits, metrics, drain).await }
+    });
+    Front { gateway, address, drain, serving }
+}
+
+impl Front {
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    /// Posts a body to the chat route.
+    pub async fn chat(&self, body: &str) -> reqwest::Response {
+        self.post("/v1/chat/completions", body, None).await
+    }
+
+    pub async fn post(&self, path: &str, body: &str, key: Option<&str>) -> reqwest::Response {
+        let mut request = reqwest::Client::new().post(self.url(path)).header("content-type", "application/json");
+        if let Some(key) = key {
+            request = request.bearer_auth(key);
+        }
+        request.body(body.to_owned()).send().await.unwrap()
+    }
+
+    pub fn metrics(&self) -> String {
+        let in_flight = &self.gateway.in_flight;
+        String::from_utf8(self.gateway.metrics.text(&in_flight.by_model(), in_flight.queued()).unwrap()).unwrap()
+    }
+
+    pub fn metric(&self, line_start: &str) -> Option<String> {
+        let text = self.metrics();
+        let line = text.lines().find(|line| line.starts_with(line_start))?;
+        Some(line.rsplit(' ').next().unwrap_or_default().to_owned())
+    }
+}
+
+/// Status, `code` and message of an error answer.
+pub async fn error_of(response: reqwest::Response) -> (u16, String, String) {
+    let status = response.status().as_u16();
+    let text = response.text().await.unwrap();
+    let body: serde_json::Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    let field = |name: &str| body["error"][name].as_str().unwrap_or_else(|| panic!("{name}: {text}")).to_owned();
+    (status, field("code"), field("message"))
+}
+
+/// Waits until `met`, at most two seconds.
+pub async fn until(what: &str, mut met: impl FnMut() -> bool) {
+    for _ in 0..200 {
+        if met() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("not within two seconds: {what}");
+}

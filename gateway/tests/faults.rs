@@ -1,0 +1,146 @@
+//! Pods that fail: before their answer another pod is tried, within it the client is told.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::*;
+use futures::StreamExt as _;
+
+#[tokio::test]
+async fn another_pod_is_tried_before_the_first_byte() {
+    for (cause, first) in [
+        ("Connect", dead_pod().await),
+        ("Unavailable", pod(Behaviour::Status(503)).await),
+        ("Conflict", pod(Behaviour::Status(409)).await),
+    ] {
+        let echo = pod(Behaviour::Echo).await;
+        let front = front(&[&first, &echo], limits(&[])).await;
+        assert_eq!(front.chat(r#"{"model":"support"}"#).await.status(), 200, "{cause}");
+        assert_eq!(echo.seen.count(), 1);
+        let retried = front.metric(&format!("lorafleet_gateway_retries_total{{cause=\"{cause}\"}}"));
+        assert_eq!(retried.as_deref(), Some("1"), "{cause}");
+    }
+}
+
+#[tokio::test]
+async fn a_pods_other_answers_are_final() {
+    for status in [400, 404, 429, 500] {
+        let first = pod(Behaviour::Status(status)).await;
+        let echo = pod(Behaviour::Echo).await;
+        let front = front(&[&first, &echo], limits(&[])).await;
+        let response = front.chat(r#"{"model":"support"}"#).await;
+        assert_eq!(response.headers()["retry-after"], "7");
+        assert_eq!(error_of(response).await, (status, format!("Told{status}"), "as told".to_owned()));
+        assert_eq!(echo.seen.count(), 0, "{status}");
+    }
+}
+
+#[tokio::test]
+async fn when_all_fail_the_last_word_is_passed_on() {
+    let unavailable = pod(Behaviour::Status(503)).await;
+    let dead = dead_pod().await;
+    let front_503 = front(&[&dead, &unavailable], limits(&[])).await;
+    let (status, code, _) = error_of(front_503.chat(r#"{"model":"support"}"#).await).await;
+    assert_eq!((status, code.as_str()), (503, "Told503"));
+
+    let front_dead = front(&[&dead], limits(&[])).await;
+    let response = front_dead.chat(r#"{"model":"support"}"#).await;
+    assert_eq!(response.headers()["retry-after"], "1");
+    let (status, code, message) = error_of(response).await;
+    assert_eq!((status, code.as_str()), (503, "EngineUnreachable"));
+    assert!(message.starts_with("pod p0 cannot be connected to: "), "{message}");
+}
+
+#[tokio::test]
+async fn the_number_of_attempts_is_bounded() {
+    let pods =
+        [pod(Behaviour::Status(503)).await, pod(Behaviour::Status(503)).await, pod(Behaviour::Status(503)).await];
+    let front = front(&pods.iter().collect::<Vec<_>>(), limits(&["--max-attempts=2"])).await;
+    assert_eq!(front.chat(r#"{"model":"support"}"#).await.status(), 503);
+    assert_eq!(pods.iter().map(|pod| pod.seen.count()).sum::<usize>(), 2);
+}
+
+#[tokio::test]
+async fn a_pod_that_dies_in_a_stream_ends_it_with_an_error_event() {
+    let dying = pod(Behaviour::DieInStream).await;
+    let echo = pod(Behaviour::Echo).await;
+    let front = front(&[&dying, &echo], limits(&[])).await;
+    let response = front.chat(r#"{"model":"support","stream":true}"#).await;
+    assert_eq!(response.status(), 200);
+    let text = response.text().await.unwrap();
+    let error = text.strip_prefix(EVENT).unwrap_or_else(|| panic!("{text}"));
+    let error: serde_json::Value = serde_json::from_str(error.trim().strip_prefix("data: ").unwrap()).unwrap();
+    assert_eq!(error["error"]["code"], "EngineLost");
+    assert_eq!(error["error"]["type"], "server_error");
+    assert!(!text.contains("[DONE]") && echo.seen.count() == 0);
+}
+
+#[tokio::test]
+async fn a_stream_that_ends_early_without_a_fault_is_one_that_died() {
+    let early = pod(Behaviour::Text("data: {\"choices\":[{}]}\n\n")).await;
+    let front = front(&[&early], limits(&[])).await;
+    let text = front.chat(r#"{"model":"support","stream":true}"#).await.text().await.unwrap();
+    assert!(text.contains("ended its answer before [DONE]") && text.contains("EngineLost"), "{text}");
+}
+
+#[tokio::test]
+async fn a_pod_that_dies_in_an_answer_is_a_typed_error() {
+    let dying = pod(Behaviour::DieInAnswer).await;
+    let front = front(&[&dying], limits(&[])).await;
+    let (status, code, _) = error_of(front.chat(r#"{"model":"support"}"#).await).await;
+    assert_eq!((status, code.as_str()), (502, "EngineLost"));
+}
+
+#[tokio::test]
+async fn a_pod_that_falls_silent_is_given_up() {
+    let stalling = pod(Behaviour::Stall).await;
+    let front_stall = front(&[&stalling], limits(&["--silence-timeout-seconds=0.2"])).await;
+    let text = front_stall.chat(r#"{"model":"support","stream":true}"#).await.text().await.unwrap();
+    assert!(text.starts_with(EVENT) && text.contains("EngineTimeout"), "{text}");
+
+    let silent = pod(Behaviour::Silent).await;
+    let front_silent = front(&[&silent], limits(&["--answer-timeout-seconds=0.2"])).await;
+    let (status, code, _) = error_of(front_silent.chat(r#"{"model":"support"}"#).await).await;
+    assert_eq!((status, code.as_str()), (504, "EngineTimeout"));
+}
+
+#[tokio::test]
+async fn known_but_ready_nowhere_says_why() {
+    let echo = pod(Behaviour::Echo).await;
+    let front = front(&[&echo], limits(&[])).await;
+    let mut view = view(&[&echo], &front.gateway.fleet);
+    view.pods.get_mut("p0").unwrap().ready = false;
+    front.gateway.fleet.publish(view);
+    let response = front.chat(r#"{"model":"support"}"#).await;
+    assert_eq!(response.headers()["retry-after"], "2");
+    assert_eq!(
+        error_of(response).await,
+        (
+            503,
+            "AdapterNotReady".to_owned(),
+            "adapter 'support@a1a1a1a1a1a1' is ready on no pod (p0: the pod is not ready)".to_owned()
+        )
+    );
+    assert_eq!(error_of(front.chat(r#"{"model":""}"#).await).await.1, "BaseNotReady");
+    assert_eq!(echo.seen.count(), 0);
+}
+
+#[tokio::test]
+async fn a_stop_lets_streams_end_and_cuts_those_that_do_not() {
+    let stalling = pod(Behaviour::Stall).await;
+    let front = front(&[&stalling], limits(&[])).await;
+    let mut chunks = front.chat(r#"{"model":"support","stream":true}"#).await.bytes_stream();
+    assert_eq!(chunks.next().await.unwrap().unwrap(), EVENT);
+    front.drain.cancel();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(!front.serving.is_finished(), "the stream was not waited for");
+    assert!(reqwest::get(front.url("/v1/models")).await.is_err(), "a new connection was taken");
+    let began = Instant::now();
+    front.gateway.stop.cancel();
+    let rest = chunks.next().await.unwrap().unwrap();
+    assert!(String::from_utf8_lossy(&rest).contains("Draining"), "{rest:?}");
+    assert!(chunks.next().await.is_none());
+    front.serving.await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(1));
+}

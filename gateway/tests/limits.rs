@@ -1,0 +1,197 @@
+//! What a client may not do, and how many may do it at once.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::*;
+use futures::StreamExt as _;
+use lorafleet_gateway::metrics::Metrics;
+use lorafleet_gateway::secret_files::watch_api_keys;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+
+#[tokio::test]
+async fn a_body_may_not_be_too_large_or_too_slow() {
+    let echo = pod(Behaviour::Echo).await;
+    let front = front(&[&echo], limits(&["--max-body-bytes=100", "--body-timeout-seconds=0.2"])).await;
+    let large = format!(r#"{{"model":"support","x":"{}"}}"#, "x".repeat(100));
+    let (status, code, message) = error_of(front.chat(&large).await).await;
+    assert_eq!(
+        (status, code.as_str(), message.as_str()),
+        (413, "BodyTooLarge", "the body is above the limit of 100 bytes")
+    );
+
+    let mut slow = TcpStream::connect(front.address).await.unwrap();
+    slow.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 20\r\n\r\n{\"model").await.unwrap();
+    let mut answer = vec![0; 1000];
+    let count = slow.read(&mut answer).await.unwrap();
+    let answer = String::from_utf8_lossy(&answer[..count]).into_owned();
+    assert!(answer.starts_with("HTTP/1.1 408 ") && answer.contains("BodyTimeout"), "{answer}");
+    assert_eq!(echo.seen.count(), 0);
+}
+
+#[tokio::test]
+async fn a_head_may_not_be_too_slow_or_too_large() {
+    let echo = pod(Behaviour::Echo).await;
+    let front = front(&[&echo], limits(&["--head-timeout-seconds=0.2"])).await;
+    let mut slow = TcpStream::connect(front.address).await.unwrap();
+    slow.write_all(b"POST /v1/completions HTTP/1.1\r\nhost:").await.unwrap();
+    let mut answer = Vec::new();
+    tokio::time::timeout(Duration::from_secs(2), slow.read_to_end(&mut answer)).await.expect("closed").unwrap();
+
+    let mut large = TcpStream::connect(front.address).await.unwrap();
+    let head = format!("GET /v1/models HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "x".repeat(100_000));
+    let _ = large.write_all(head.as_bytes()).await;
+    let mut answer = Vec::new();
+    let _ = large.read_to_end(&mut answer).await;
+    assert!(!String::from_utf8_lossy(&answer).contains("200 OK"));
+}
+
+#[tokio::test]
+async fn requests_beyond_the_places_wait_and_then_are_429() {
+    let more = Arc::new(Notify::new());
+    let streaming = pod(Behaviour::Stream(Arc::clone(&more))).await;
+    let flags = ["--max-concurrent=1", "--max-queue=1", "--queue-timeout-seconds=5"];
+    let front = Arc::new(front(&[&streaming], limits(&flags)).await);
+    let body = r#"{"model":"support","stream":true}"#;
+    let mut first = front.chat(body).await.bytes_stream();
+    first.next().await.unwrap().unwrap();
+    let second = tokio::spawn({
+        let front = Arc::clone(&front);
+        async move { front.chat(body).await.text().await.unwrap() }
+    });
+    until("the second waits", || front.gateway.in_flight.queued() == 1).await;
+    let third = front.chat(body).await;
+    assert_eq!(third.headers()["retry-after"], "1");
+    assert_eq!(
+        error_of(third).await,
+        (429, "Busy".to_owned(), "1 requests are in progress and 1 wait, which is the limit".to_owned())
+    );
+    more.notify_one();
+    while first.next().await.is_some() {}
+    more.notify_one();
+    assert!(second.await.unwrap().ends_with(DONE));
+    assert_eq!(front.metric("lorafleet_gateway_refused_total{code=\"Busy\"}").as_deref(), Some("1"));
+}
+
+#[tokio::test]
+async fn a_wait_in_the_queue_is_bounded() {
+    let stalling = pod(Behaviour::Stall).await;
+    let front = front(&[&stalling], limits(&["--max-concurrent=1", "--queue-timeout-seconds=0.2"])).await;
+    let mut first = front.chat(r#"{"model":"support","stream":true}"#).await.bytes_stream();
+    first.next().await.unwrap().unwrap();
+    let began = Instant::now();
+    let (status, code, _) = error_of(front.chat(r#"{"model":""}"#).await).await;
+    assert_eq!((status, code.as_str()), (429, "Busy"));
+    assert!(began.elapsed() >= Duration::from_millis(200));
+}
+
+#[tokio::test]
+async fn one_models_flood_leaves_room_for_others() {
+    let stalling = pod(Behaviour::Stall).await;
+    let front = front(&[&stalling], limits(&["--max-concurrent-per-model=1"])).await;
+    let mut first = front.chat(r#"{"model":"support","stream":true}"#).await.bytes_stream();
+    first.next().await.unwrap().unwrap();
+    let busy = error_of(front.chat(r#"{"model":"support@a1a1a1a1a1a1","stream":true}"#).await).await;
+    assert_eq!(
+        busy,
+        (429, "Busy".to_owned(), "'support' has 1 requests in progress, which is the limit per model".to_owned())
+    );
+    let mut other = front.chat(r#"{"model":"smollm2","stream":true}"#).await.bytes_stream();
+    assert_eq!(other.next().await.unwrap().unwrap(), EVENT);
+    drop(first);
+    until("the place is free again", || !front.gateway.in_flight.by_model().contains_key("support")).await;
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_is_let_go() {
+    let flooding = pod(Behaviour::Flood).await;
+    let front = front(&[&flooding], limits(&["--write-timeout-seconds=0.3"])).await;
+    let mut lazy = TcpStream::connect(front.address).await.unwrap();
+    let body = r#"{"model":"support","stream":true}"#;
+    let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    lazy.write_all(head.as_bytes()).await.unwrap();
+    until("it is under way", || !front.gateway.in_flight.by_pod().is_empty()).await;
+    until("it is let go", || front.gateway.in_flight.by_pod().is_empty()).await;
+    until("the pod is told", || flooding.seen.dropped.load(std::sync::atomic::Ordering::SeqCst) == 1).await;
+}
+
+#[tokio::test]
+async fn answers_that_are_no_streams_are_bounded() {
+    let echo = pod(Behaviour::Echo).await;
+    let front = front(&[&echo], limits(&["--max-reply-bytes=20"])).await;
+    let (status, code, _) = error_of(front.chat(r#"{"model":"support"}"#).await).await;
+    assert_eq!((status, code.as_str()), (502, "ReplyTooLarge"));
+}
+
+#[tokio::test]
+async fn keys_open_their_models_and_change_without_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    write("alice", r#"{"key": "alice-key", "models": ["support"]}"#);
+    write("bob", r#"{"key": "bob-key-1", "models": ["*"]}"#);
+    write("broken", "{");
+    let metrics = Arc::new(Metrics::new(1).unwrap());
+    let keys = watch_api_keys(folder.path().to_owned(), "demo".to_owned(), Arc::clone(&metrics)).await.unwrap();
+    let echo = pod(Behaviour::Echo).await;
+    let front = front_with(&[&echo], limits(&[]), Some(keys)).await;
+    let ask = async |key: Option<&str>, model: &str| {
+        front.post("/v1/completions", &format!(r#"{{"model":"{model}"}}"#), key).await.status().as_u16()
+    };
+    assert_eq!(ask(None, "support").await, 401);
+    assert_eq!(ask(Some("alice-kex"), "support").await, 401);
+    assert_eq!(ask(Some("alice-key"), "support").await, 200);
+    assert_eq!(ask(Some("alice-key"), "smollm2").await, 404);
+    assert_eq!(ask(Some("alice-key"), "").await, 404);
+    assert_eq!(ask(Some("bob-key-1"), "smollm2").await, 200);
+
+    let list = async |key: &str| {
+        let response = reqwest::Client::new().get(front.url("/v1/models")).bearer_auth(key).send().await.unwrap();
+        let body: serde_json::Value = serde_json::from_str(&response.text().await.unwrap()).unwrap();
+        body["data"].as_array().unwrap().iter().map(|row| row["id"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(list("alice-key").await, ["support"]);
+    assert_eq!(list("bob-key-1").await, ["smollm2", "support"]);
+    let no_key = reqwest::get(front.url("/v1/models")).await.unwrap();
+    assert_eq!(no_key.headers()["www-authenticate"], "Bearer");
+    assert_eq!(error_of(no_key).await.1, "InvalidKey");
+
+    write("alice", r#"{"key": "alice-key", "models": ["smollm2"]}"#);
+    write("bob", r#"{"key": "bob-key-2", "models": ["*"]}"#);
+    let began = Instant::now();
+    while ask(Some("bob-key-1"), "").await != 401 {
+        assert!(began.elapsed() < Duration::from_secs(5), "the new keys are not read");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(ask(Some("bob-key-2"), "").await, 200);
+    assert_eq!((ask(Some("alice-key"), "support").await, ask(Some("alice-key"), "smollm2").await), (404, 200));
+}
+
+#[tokio::test]
+async fn series_stay_bounded_however_many_adapters_are_asked_for() {
+    let echo = pod(Behaviour::Echo).await;
+    let front = front(&[&echo], limits(&["--max-metric-models=5"])).await;
+    let mut view = view(&[&echo], &front.gateway.fleet);
+    let mut adapters = (*view.adapters).clone();
+    let mut report = (**view.pods["p0"].report.as_ref().unwrap()).clone();
+    for index in 0..200 {
+        adapters.insert(format!("a{index}"), adapters["support"].clone());
+        report.holdings.insert(format!("a{index}"), report.holdings["support"].clone());
+    }
+    view.adapters = Arc::new(adapters);
+    view.pods.get_mut("p0").unwrap().report = Some(Arc::new(report));
+    front.gateway.fleet.publish(view);
+    let mut lines = 0;
+    for index in 0..200 {
+        assert_eq!(front.chat(&format!(r#"{{"model":"a{index}"}}"#)).await.status(), 200);
+        if index == 20 {
+            lines = front.metrics().lines().count();
+        }
+    }
+    assert_eq!(front.metrics().lines().count(), lines);
+    let other = "lorafleet_gateway_requests_total{model=\"other\",outcome=\"Answered\",status=\"200\"}";
+    assert_eq!(front.metric(other).as_deref(), Some("195"));
+}
