@@ -1,6 +1,7 @@
 //! A real gateway on a real socket, its view made by hand, with pods that behave as a test wants.
 
 #![allow(dead_code, reason = "each test file uses a part")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may say what it expects plainly")]
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
