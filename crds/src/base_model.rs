@@ -203,6 +203,10 @@ pub struct BaseModelStatus {
     /// What the digest was computed from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<crate::SourcePin>,
+    /// Fingerprint of what was resolved: source, pin and format. A change resolves again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub resolved_for: Option<String>,
     /// For instance `llama`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]

@@ -1,0 +1,161 @@
+//! What every controller has at hand.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::api::{Patch, PatchParams};
+use kube::core::NamespaceResourceScope;
+use kube::runtime::events::{Event, EventType, Recorder};
+use kube::{Api, Client, Resource};
+use lorafleet_crds::PoolPlacement;
+use lorafleet_crds::condition::{ConditionType, find};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::conditions::transitions;
+use crate::job::Jobs;
+use crate::metrics::Metrics;
+use crate::settings::{Limits, Settings};
+use crate::watch::{Bells, Stores};
+use crate::{intake, model, pool};
+
+/// Shared by all reconciles.
+pub struct Context {
+    pub client: Client,
+    pub settings: Settings,
+    pub limits: Limits,
+    pub stores: Stores,
+    pub bells: Bells,
+    pub metrics: Arc<Metrics>,
+    pub recorder: Recorder,
+    pub model_jobs: Jobs<model::Outcome>,
+    pub intake_jobs: Jobs<intake::Outcome>,
+    pub sightings: Sightings,
+    pub engines: pool::Engines,
+    pub applied: pool::AppliedMemory,
+}
+
+/// A failed write or read of the API server. Tried again with growing waits.
+#[derive(Debug, thiserror::Error)]
+#[error("{doing}: {source}")]
+pub struct ApiError {
+    pub doing: String,
+    #[source]
+    pub source: Box<kube::Error>,
+}
+
+impl ApiError {
+    pub fn of(doing: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
+        let doing = doing.into();
+        move |source| Self { doing, source: Box::new(source) }
+    }
+}
+
+impl Context {
+    /// Writes a status with server-side apply, as the one owner of what it holds.
+    pub async fn write_status<K, S>(&self, object: &K, manager: &str, status: &S) -> Result<(), ApiError>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + std::fmt::Debug,
+        S: Serialize,
+    {
+        let (namespace, name) = (object.meta().namespace.as_deref(), object.meta().name.as_deref());
+        let (namespace, name) = (namespace.unwrap_or_default(), name.unwrap_or_default());
+        let patch = serde_json::json!({
+            "apiVersion": K::api_version(&()),
+            "kind": K::kind(&()),
+            // Refused if the object was deleted and made anew meanwhile.
+            "metadata": { "name": name, "uid": object.meta().uid },
+            "status": status,
+        });
+        let kind = K::kind(&());
+        self.metrics.writes.with_label_values(&[&format!("{kind}Status")]).inc();
+        Api::<K>::namespaced(self.client.clone(), namespace)
+            .patch_status(name, &PatchParams::apply(manager).force(), &Patch::Apply(&patch))
+            .await
+            .map(drop)
+            .map_err(ApiError::of(format!("writing the status of {kind} {namespace}/{name}")))
+    }
+
+    /// An Event for each condition that changed. One that cannot be written is logged and lost: Events are for people.
+    pub async fn tell<K: Resource<DynamicType = ()>>(&self, object: &K, old: &[Condition], new: &[Condition]) {
+        let reference = object.object_ref(&());
+        for condition in transitions(old, new).filter(|condition| worth_an_event(condition)) {
+            let trouble =
+                condition.status == "False" && condition.reason != "InProgress" && condition.reason != "Waiting";
+            let event = Event {
+                type_: if trouble { EventType::Warning } else { EventType::Normal },
+                reason: condition.reason.clone(),
+                note: Some(condition.message.chars().take(1000).collect()),
+                action: condition.type_.clone(),
+                secondary: None,
+            };
+            if let Err(error) = self.recorder.publish(&event, &reference).await {
+                tracing::warn!(%error, "writing an event");
+            }
+        }
+    }
+
+    /// Counts the objects by the status of their condition Ready.
+    pub fn count_objects(&self) {
+        self.metrics.objects.reset();
+        let stores = &self.stores;
+        let ready = |conditions: Option<&Vec<Condition>>| {
+            let ready = conditions.and_then(|conditions| find(conditions, ConditionType::Ready));
+            ready.map_or("Unknown".to_owned(), |ready| ready.status.clone())
+        };
+        let count = |kind: &str, ready: String| self.metrics.objects.with_label_values(&[kind, &ready]).inc();
+        for base in stores.base_models.state() {
+            count("BaseModel", ready(base.status.as_ref().map(|status| &status.conditions)));
+        }
+        for adapter in stores.adapters.state() {
+            count("LoraAdapter", ready(adapter.status.as_ref().map(|status| &status.conditions)));
+        }
+        for pool in stores.pools.state() {
+            count("ServingPool", ready(pool.status.as_ref().map(|status| &status.conditions)));
+        }
+    }
+
+    /// Counts one reconcile.
+    pub fn measured<T, E>(&self, controller: &str, started: Instant, result: &Result<T, E>) {
+        let word = if result.is_ok() { "ok" } else { "error" };
+        self.metrics.reconciles.with_label_values(&[controller, word]).inc();
+        self.metrics.reconcile_seconds.with_label_values(&[controller]).observe(started.elapsed().as_secs_f64());
+    }
+}
+
+/// What is only under way, or said by another condition, is no news.
+fn worth_an_event(condition: &Condition) -> bool {
+    let quiet = matches!(condition.type_.as_str(), "Reconciling" | "Stalled" | "Available" | "RolledOut");
+    !quiet
+        && condition.status != "Unknown"
+        && !matches!(condition.reason.as_str(), "Waiting" | "InProgress" | "Loading")
+}
+
+/// What the pools saw of each adapter on their last pass since this operator leads.
+///
+/// Pools write it, intake prints it: the adapter's status has one writer.
+#[derive(Default)]
+pub struct Sightings(Mutex<HashMap<String, HashMap<String, PoolPlacement>>>);
+
+impl Sightings {
+    /// Keeps what the pool saw, by uid of the adapter; returns whether something changed for this adapter.
+    pub fn put(&self, pool_uid: &str, seen: HashMap<String, PoolPlacement>) -> impl Fn(&str) -> bool + use<> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = all.insert(pool_uid.to_owned(), seen.clone());
+        // That a pool has looked at all is news for every adapter of its base.
+        move |uid| before.as_ref().is_none_or(|before| before.get(uid) != seen.get(uid))
+    }
+
+    /// What the pool saw of the adapter: `None` if it has not looked yet, `Some(None)` if it does not select it.
+    pub fn of(&self, pool_uid: &str, adapter_uid: &str) -> Option<Option<PoolPlacement>> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(pool_uid).map(|seen| seen.get(adapter_uid).cloned())
+    }
+
+    /// Forgets pools that are gone.
+    pub fn retain(&self, alive: impl Fn(&str) -> bool) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|uid, _| alive(uid));
+    }
+}

@@ -1,0 +1,185 @@
+//! What is decided before any byte is read: name, base, allowed sources. Pure.
+
+use kube::ResourceExt;
+use lorafleet_artifact::{BaseShape, Claims, Digest, Policy, Reason, SourceUri};
+use lorafleet_crds::condition::Cause;
+use lorafleet_crds::names::RESOLVE_AT_ANNOTATION;
+use lorafleet_crds::{AdapterPolicy, AllowedSource, BaseModel, LoraAdapter, SourceFile};
+
+use super::observed::Rival;
+use crate::hash::short_hash;
+use crate::shape;
+use crate::source::{Door, readable};
+
+/// The way is free: what to read, and how to judge it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gate {
+    pub uri: SourceUri,
+    pub order: Order,
+}
+
+/// What a read needs to know.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Order {
+    /// Names all that the verification rests on.
+    pub fingerprint: String,
+    pub uri: SourceUri,
+    pub door: Door,
+    pub claims: Claims,
+    /// Nobody but the pin says which digest it must be: another one is `SourceChanged`, not `DigestMismatch`.
+    pub pinned: bool,
+    /// Files as they were pinned.
+    pub pinned_files: Vec<SourceFile>,
+    pub shape: BaseShape,
+    pub policy: Policy,
+}
+
+/// Why it is not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Barred {
+    pub cause: Cause,
+    pub message: String,
+    /// It goes on by itself when something else is done.
+    pub waiting: bool,
+}
+
+impl Barred {
+    fn new(cause: Cause, message: impl Into<String>) -> Self {
+        Self { cause, message: message.into(), waiting: false }
+    }
+}
+
+/// Judges the adapter's spec against its base's.
+pub fn gate(
+    adapter: &LoraAdapter,
+    base: Option<&BaseModel>,
+    rivals: &[Rival],
+    source_caps: &[String],
+) -> Result<Gate, Barred> {
+    let base_name = &adapter.spec.base_model_ref.name;
+    let Some(base) = base else {
+        let message = format!("there is no BaseModel '{base_name}' in this namespace");
+        return Err(Barred { waiting: true, ..Barred::new(Cause::BaseNotFound, message) });
+    };
+    check_name(adapter, base, rivals)?;
+    let policy = &base.spec.adapter_policy;
+    let uri =
+        readable(&adapter.spec.source.uri, source_caps).map_err(|closed| Barred::new(closed.cause, closed.message))?;
+    let Some(entry) = allowing_entry(policy, &uri) else {
+        let allowed: Vec<&str> = policy.allowed_sources.iter().take(8).map(|entry| entry.prefix.as_str()).collect();
+        let allowed = if allowed.is_empty() { "no source at all".to_owned() } else { allowed.join(", ") };
+        return Err(Barred::new(
+            Cause::SourceForbidden,
+            format!("'{uri}' is not allowed: the BaseModel '{base_name}' allows {allowed}"),
+        ));
+    };
+    if policy.require_digest && adapter.spec.digest.is_none() {
+        let message =
+            format!("spec.digest is missing, and adapterPolicy.requireDigest of the BaseModel '{base_name}' is true");
+        return Err(Barred::new(Cause::DigestRequired, message));
+    }
+    let status = base.status.as_ref();
+    let facts = status.and_then(|status| status.digest.zip(shape::from_status(status)));
+    let Some((base_digest, shape)) = facts else {
+        let message = format!("the BaseModel '{base_name}' is not resolved yet");
+        return Err(Barred { waiting: true, ..Barred::new(Cause::BaseNotReady, message) });
+    };
+    Ok(Gate { order: order(adapter, base, base_digest, shape, entry, &uri), uri })
+}
+
+/// Oldest object first, then by name; the base's own name comes before all.
+fn check_name(adapter: &LoraAdapter, base: &BaseModel, rivals: &[Rival]) -> Result<(), Barred> {
+    let (served, name) = (adapter.served_name(), adapter.name_any());
+    if served == base.name_any() {
+        return Err(Barred::new(Cause::NameConflict, format!("the served name '{served}' is the base's own")));
+    }
+    let created = adapter.creation_timestamp().map_or(i64::MAX, |time| time.0.as_second());
+    let older = rivals.iter().filter(|rival| (rival.created_s, &rival.name) < (created, &name));
+    match older.min_by_key(|rival| (rival.created_s, &rival.name)) {
+        None => Ok(()),
+        Some(rival) => {
+            let message = format!("the served name '{served}' belongs to the older LoraAdapter '{}'", rival.name);
+            Err(Barred::new(Cause::NameConflict, message))
+        }
+    }
+}
+
+/// The entry with the longest prefix that holds the source.
+pub fn allowing_entry<'a>(policy: &'a AdapterPolicy, uri: &SourceUri) -> Option<&'a AllowedSource> {
+    // An entry that cannot be read allows nothing.
+    let entries: Vec<(SourceUri, &AllowedSource)> =
+        policy.allowed_sources.iter().filter_map(|entry| Some((entry.prefix.parse().ok()?, entry))).collect();
+    let index = uri.longest_prefix(entries.iter().map(|(prefix, _)| prefix))?;
+    entries.get(index).map(|(_, entry)| *entry)
+}
+
+/// The digest that was pinned at first sight, if the pin still holds.
+pub fn pin<'a>(adapter: &'a LoraAdapter, uri: &SourceUri) -> Option<(Digest, &'a [SourceFile])> {
+    let status = adapter.status.as_ref()?;
+    let pin = status.source.as_ref()?;
+    let holds =
+        pin.uri == uri.to_string() && pin.resolve_at.as_ref() == adapter.annotations().get(RESOLVE_AT_ANNOTATION);
+    let digest = status.digest.filter(|digest| adapter.spec.digest.is_none_or(|claimed| claimed == *digest))?;
+    holds.then_some((digest, pin.files.as_slice()))
+}
+
+fn order(
+    adapter: &LoraAdapter,
+    base: &BaseModel,
+    base_digest: Digest,
+    shape: BaseShape,
+    entry: &AllowedSource,
+    uri: &SourceUri,
+) -> Order {
+    let policy = artifact_policy(base, base_digest);
+    let namespace = base.namespace().unwrap_or_default();
+    let secret = entry.credentials_secret_ref.as_ref();
+    let door = Door::new(&namespace, &entry.prefix, entry.endpoint.as_ref(), entry.region.as_ref(), secret);
+    let spec = &adapter.spec;
+    let resolve_at = adapter.annotations().get(RESOLVE_AT_ANNOTATION);
+    let rests_on = (uri.to_string(), resolve_at, spec.digest, spec.base_model_digest, &door, &policy, &shape);
+    let fingerprint = short_hash(&rests_on);
+    let pin = pin(adapter, uri);
+    Order {
+        fingerprint,
+        uri: uri.clone(),
+        door,
+        claims: Claims { digest: spec.digest.or(pin.map(|(digest, _)| digest)), base_digest: spec.base_model_digest },
+        pinned: spec.digest.is_none() && pin.is_some(),
+        pinned_files: pin.map(|(_, files)| files.to_vec()).unwrap_or_default(),
+        shape,
+        policy,
+    }
+}
+
+/// The base's policy in the words of the crate that judges.
+fn artifact_policy(base: &BaseModel, base_digest: Digest) -> Policy {
+    let AdapterPolicy {
+        allowed_sources: _,
+        max_rank,
+        allowed_ranks,
+        allowed_target_modules,
+        // Judged already, by the spec alone: a pinned digest is no claim of the owner's.
+        require_digest: _,
+        require_base_digest,
+        max_adapter_bytes,
+    } = &base.spec.adapter_policy;
+    let mut policy = Policy {
+        max_rank: *max_rank,
+        allowed_ranks: allowed_ranks.clone(),
+        allowed_target_modules: allowed_target_modules.clone(),
+        require_digest: false,
+        require_base_digest: *require_base_digest,
+        identities: [base_digest].into_iter().chain(base.spec.identities.iter().copied()).collect(),
+        ..Policy::default()
+    };
+    if let Some(limit) = max_adapter_bytes {
+        policy.max_adapter_bytes = *limit;
+    }
+    policy
+}
+
+/// The word for a digest that is not the expected one.
+pub fn mismatch_reason(order: &Order) -> Reason {
+    if order.pinned { Reason::SourceChanged } else { Reason::DigestMismatch }
+}

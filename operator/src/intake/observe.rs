@@ -1,0 +1,51 @@
+//! The one reader of an adapter's world: the stores, its job, and what the pools saw.
+
+use kube::ResourceExt;
+use kube::runtime::reflector::ObjectRef;
+use lorafleet_crds::LoraAdapter;
+
+use super::gate::gate;
+use super::observed::{Observed, PoolSeen, Rival};
+use crate::context::Context;
+use crate::job::JobState;
+use crate::pool::selects;
+
+pub fn observe(adapter: &LoraAdapter, context: &Context) -> Observed {
+    let stores = &context.stores;
+    let namespace = adapter.namespace().unwrap_or_default();
+    let (uid, base_name) = (adapter.uid().unwrap_or_default(), &adapter.spec.base_model_ref.name);
+    let base = stores.base_models.get(&ObjectRef::new(base_name).within(&namespace)).map(|base| base.as_ref().clone());
+    let same_name = stores.adapters_of(Some(&namespace), base_name).into_iter().filter(|other| {
+        other.served_name() == adapter.served_name()
+            && other.uid() != adapter.uid()
+            && other.metadata.deletion_timestamp.is_none()
+    });
+    let mut rivals: Vec<Rival> = same_name
+        .map(|other| Rival {
+            name: other.name_any(),
+            created_s: other.creation_timestamp().map_or(i64::MAX, |time| time.0.as_second()),
+        })
+        .collect();
+    rivals.sort_by(|a, b| a.name.cmp(&b.name));
+    let mut pools: Vec<PoolSeen> = stores
+        .pools_of(Some(&namespace), base_name)
+        .into_iter()
+        .filter(|pool| pool.metadata.deletion_timestamp.is_none())
+        .map(|pool| {
+            let sighting = context.sightings.of(&pool.uid().unwrap_or_default(), &uid);
+            PoolSeen {
+                name: pool.name_any(),
+                selects: selects(&pool.spec.adapter_selector, adapter),
+                looked: sighting.is_some(),
+                seen: sighting.flatten(),
+            }
+        })
+        .collect();
+    pools.sort_by(|a, b| a.name.cmp(&b.name));
+    let source_caps = context.settings.source_caps.clone();
+    let job = match gate(adapter, base.as_ref(), &rivals, &source_caps) {
+        Ok(gate) => context.intake_jobs.state(&uid, &gate.order.fingerprint),
+        Err(_) => JobState::Idle,
+    };
+    Observed { adapter: adapter.clone(), base, rivals, pools, job, source_caps }
+}

@@ -1,0 +1,220 @@
+//! What an adapter's status says, and whether it is to be read: a pure function.
+
+use std::fmt;
+
+use kube::ResourceExt;
+use lorafleet_artifact::Reason;
+use lorafleet_crds::condition::{Cause, ConditionStatus, ConditionType, find};
+use lorafleet_crds::names::RESOLVE_AT_ANNOTATION;
+use lorafleet_crds::{LoraAdapter, LoraAdapterStatus, SourcePin};
+
+use super::gate::{Barred, Gate, Order, gate, pin};
+use super::observed::{Facts, Observed, Outcome};
+use super::rollout::{Rollout, rollout};
+use crate::conditions::Stated;
+use crate::job::{Fault, JobState, retry_in_ms};
+use crate::settings::Limits;
+use crate::source::{cause, stalls};
+
+/// What is to be done, and what is to be said.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub read: Option<Order>,
+    /// Without conditions and generation. Absent if nothing is to be said yet.
+    pub status: Option<LoraAdapterStatus>,
+    pub stated: Vec<Stated>,
+    /// When to look again though nothing changed; never, if absent.
+    pub again_in_ms: Option<u64>,
+}
+
+/// How far the spec's revision came.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Standing {
+    Barred(Barred),
+    Reading,
+    Fault { fault: Fault, again_in_ms: u64 },
+    Refused { reason: String, message: String, same_files: bool },
+    Verified,
+}
+
+pub fn plan(observed: &Observed, limits: &Limits) -> Plan {
+    let adapter = &observed.adapter;
+    let gate = gate(adapter, observed.base.as_ref(), &observed.rivals, &observed.source_caps);
+    let (standing, read) = match &gate {
+        Err(barred) => (Standing::Barred(barred.clone()), None),
+        Ok(gate) => standing(adapter, gate, &observed.job, limits),
+    };
+    let mut status = facts(observed, &gate, &standing);
+    let rollout = rollout(observed, &standing, status.digest);
+    let Rollout { current, current_uri, candidate, served, pools, stated } = rollout;
+    status.current_revision = current;
+    status.current_uri = current_uri;
+    status.candidate_revision = candidate;
+    status.served = served;
+    status.pools = pools;
+    status.served_name = Some(adapter.served_name().to_owned());
+    let again_in_ms = match &standing {
+        Standing::Fault { again_in_ms, .. } if *again_in_ms > 0 => Some(*again_in_ms),
+        _ => None,
+    };
+    // A new leader says nothing of pods before their pools have looked: what the last one said stands until then.
+    let unseen = observed.pools.iter().any(|pool| pool.selects && !pool.looked);
+    let said_before = adapter.status.as_ref().is_some_and(|status| !status.conditions.is_empty());
+    let status = (!(unseen && said_before)).then_some(status);
+    Plan { read, status, stated: state(&standing, stated), again_in_ms }
+}
+
+fn standing(adapter: &LoraAdapter, gate: &Gate, job: &JobState<Outcome>, limits: &Limits) -> (Standing, Option<Order>) {
+    if let Some(known) = remembered(adapter, gate) {
+        return (known, None);
+    }
+    match job {
+        JobState::Idle => (Standing::Reading, Some(gate.order.clone())),
+        JobState::Running => (Standing::Reading, None),
+        JobState::Failed { fault, attempts, age_ms } => {
+            let again_in_ms = retry_in_ms(fault, *attempts, *age_ms, limits);
+            let read = (again_in_ms == 0).then(|| gate.order.clone());
+            (Standing::Fault { fault: fault.clone(), again_in_ms }, read)
+        }
+        JobState::Done(Outcome::Verified(_)) => (Standing::Verified, None),
+        JobState::Done(Outcome::Refused { reason, message, same_files }) => {
+            let (reason, message) = (reason.clone(), message.clone());
+            (Standing::Refused { reason, message, same_files: *same_files }, None)
+        }
+    }
+}
+
+/// The judgement that the status already holds for the same inputs.
+fn remembered(adapter: &LoraAdapter, gate: &Gate) -> Option<Standing> {
+    let status = adapter.status.as_ref()?;
+    if status.verified_for.as_ref() != Some(&gate.order.fingerprint) {
+        return None;
+    }
+    let verified = find(&status.conditions, ConditionType::Verified)?;
+    match verified.status.as_str() {
+        "True" => status.digest.map(|_| Standing::Verified),
+        "False" => Some(Standing::Refused {
+            reason: verified.reason.clone(),
+            message: verified.message.clone(),
+            // What that meant for the current revision was done when it was judged.
+            same_files: false,
+        }),
+        _ => None,
+    }
+}
+
+/// What the status says of the adapter itself.
+fn facts(observed: &Observed, gate: &Result<Gate, Barred>, standing: &Standing) -> LoraAdapterStatus {
+    let adapter = &observed.adapter;
+    let old = adapter.status.clone().unwrap_or_default();
+    let Ok(gate) = gate else {
+        // It is not known any more whether any of it is so, except for what is pinned.
+        return keep_pin(old, true);
+    };
+    let pinned = pin(adapter, &gate.uri).is_some();
+    let judged = matches!(standing, Standing::Verified | Standing::Refused { .. });
+    let fingerprint = judged.then(|| gate.order.fingerprint.clone());
+    match &observed.job {
+        JobState::Done(Outcome::Verified(found))
+            if *standing == Standing::Verified && old.verified_for != fingerprint =>
+        {
+            LoraAdapterStatus { verified_for: fingerprint, ..verified(adapter, gate, found) }
+        }
+        _ => LoraAdapterStatus { verified_for: fingerprint, ..keep_pin(old, pinned) },
+    }
+}
+
+fn keep_pin(old: LoraAdapterStatus, pinned: bool) -> LoraAdapterStatus {
+    if pinned {
+        LoraAdapterStatus { conditions: Vec::new(), verified_for: None, ..old }
+    } else {
+        LoraAdapterStatus::default()
+    }
+}
+
+fn verified(adapter: &LoraAdapter, gate: &Gate, found: &Facts) -> LoraAdapterStatus {
+    LoraAdapterStatus {
+        digest: Some(found.digest),
+        source: Some(SourcePin {
+            uri: gate.uri.to_string(),
+            resolve_at: adapter.annotations().get(RESOLVE_AT_ANNOTATION).cloned(),
+            files: found.files.clone(),
+        }),
+        rank: Some(found.rank),
+        ranks: found.ranks.clone(),
+        alpha: Some(found.alpha),
+        target_modules: found.ranks.keys().cloned().collect(),
+        size_bytes: Some(found.size_bytes),
+        ..LoraAdapterStatus::default()
+    }
+}
+
+/// The conditions in the order in which an adapter passes them.
+fn state(standing: &Standing, mut later: Vec<Stated>) -> Vec<Stated> {
+    use ConditionStatus::{False, True, Unknown};
+    use ConditionType::{Resolved, SourceAllowed, Verified};
+    let waiting = |type_| Stated::new(type_, Unknown, Cause::Waiting, "");
+    let done = |type_| Stated::new(type_, True, Cause::Succeeded, "");
+    let mut stated = match standing {
+        Standing::Barred(barred) => {
+            let status = if barred.waiting { Unknown } else { False };
+            let message = barred.message.clone();
+            vec![Stated::new(SourceAllowed, status, barred.cause, message), waiting(Resolved), waiting(Verified)]
+        }
+        Standing::Reading => {
+            let reading = Stated::new(Resolved, Unknown, Cause::InProgress, "reading the source");
+            vec![done(SourceAllowed), reading, Stated::new(Verified, Unknown, Cause::InProgress, "reading the source")]
+        }
+        Standing::Fault { fault, .. } => {
+            let failed = Stated::new(Resolved, False, cause(fault.kind), fault.message.clone());
+            vec![done(SourceAllowed), failed, waiting(Verified)]
+        }
+        Standing::Refused { reason, message, .. } => {
+            vec![done(SourceAllowed), done(Resolved), Stated::new(Verified, False, reason, message.clone())]
+        }
+        Standing::Verified => vec![done(SourceAllowed), done(Resolved), done(Verified)],
+    };
+    stated.append(&mut later);
+    stated
+}
+
+impl Standing {
+    /// Why the spec's revision cannot be served now, if it cannot: reason, message, and whether somebody must act.
+    pub(super) fn obstacle(&self) -> Option<(String, String, bool)> {
+        match self {
+            Self::Verified => None,
+            Self::Barred(barred) => Some((barred.cause.to_string(), barred.message.clone(), !barred.waiting)),
+            Self::Reading => Some((Cause::InProgress.to_string(), "reading the source".to_owned(), false)),
+            Self::Fault { fault, .. } => {
+                Some((cause(fault.kind).to_string(), fault.message.clone(), stalls(fault.kind)))
+            }
+            Self::Refused { reason, message, .. } => Some((reason.clone(), message.clone(), true)),
+        }
+    }
+
+    /// Whether the source holds other bytes than those that are pinned.
+    pub(super) fn source_changed(&self) -> bool {
+        matches!(self, Self::Refused { reason, .. } if reason == Reason::SourceChanged.as_str())
+    }
+}
+
+/// The transcript that tests and people read.
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(order) = &self.read {
+            writeln!(f, "read {} through {}", order.uri, order.door.prefix)?;
+        }
+        if let Some(wait_ms) = self.again_in_ms {
+            writeln!(f, "again in {wait_ms} ms")?;
+        }
+        let Some(status) = &self.status else { return writeln!(f, "say nothing yet") };
+        let short =
+            |digest: &Option<lorafleet_artifact::Digest>| digest.map_or("none".to_owned(), |digest| digest.short());
+        let (digest, current) = (short(&status.digest), short(&status.current_revision));
+        writeln!(f, "digest {digest}, current {current}, candidate {}", short(&status.candidate_revision))?;
+        if let Some(served) = &status.served {
+            writeln!(f, "served {served}")?;
+        }
+        self.stated.iter().try_for_each(|stated| writeln!(f, "{stated}"))
+    }
+}

@@ -1,0 +1,206 @@
+//! Which revision the served name means, and how far the pools are with it. Pure.
+
+use lorafleet_artifact::{Digest, SourceUri};
+use lorafleet_crds::condition::{Cause, ConditionStatus, ConditionType};
+use lorafleet_crds::{LoraAdapter, PoolPlacement};
+
+use super::gate::allowing_entry;
+use super::observed::Observed;
+use super::plan::Standing;
+use crate::conditions::Stated;
+
+/// Longest `status.served`, in characters, as the schema has it.
+const SERVED_CHARACTERS_MAX: usize = 256;
+
+/// Revisions, pools, and the conditions from `Placed` on.
+#[derive(Clone, Debug)]
+pub(super) struct Rollout {
+    pub(super) current: Option<Digest>,
+    pub(super) current_uri: Option<String>,
+    pub(super) candidate: Option<Digest>,
+    pub(super) served: Option<String>,
+    pub(super) pools: Vec<PoolPlacement>,
+    pub(super) stated: Vec<Stated>,
+}
+
+pub(super) fn rollout(observed: &Observed, standing: &Standing, digest: Option<Digest>) -> Rollout {
+    let status = observed.adapter.status.clone().unwrap_or_default();
+    let pools = pools(observed);
+    let stays = status.current_revision.filter(|_| !withdrawn(observed, standing));
+    // What is served goes on being served when its source changed under it; what is not, does not begin to be.
+    let outlives = standing.source_changed() && stays.is_some() && stays == digest;
+    let desired = digest.filter(|_| *standing == Standing::Verified || outlives);
+    let obstacle = standing.obstacle().filter(|_| !outlives);
+    let promoted = desired.filter(|desired| stays != Some(*desired) && held_everywhere(&pools, desired));
+    let current = promoted.or(stays);
+    let spec_uri = observed.adapter.spec.source.uri.trim_end_matches('/').to_owned();
+    let current_uri = if promoted.is_some() || current == desired { Some(spec_uri) } else { status.current_uri };
+    Rollout {
+        stated: state(observed, obstacle.as_ref(), desired, current, &pools),
+        served: served(&pools, current.or(desired)),
+        current_uri: current_uri.filter(|_| current.is_some()),
+        candidate: desired.filter(|desired| current != Some(*desired)),
+        current,
+        pools,
+    }
+}
+
+/// What the pools saw; of a pool that has not looked yet, what it saw before.
+fn pools(observed: &Observed) -> Vec<PoolPlacement> {
+    let before = observed.adapter.status.as_ref().map(|status| status.pools.as_slice()).unwrap_or_default();
+    let entry = |pool: &super::PoolSeen| match pool.looked {
+        true => pool.seen.clone(),
+        false => before.iter().find(|entry| entry.name == pool.name).cloned(),
+    };
+    observed.pools.iter().filter(|pool| pool.selects).filter_map(entry).collect()
+}
+
+/// Whether what is served now must no longer be.
+fn withdrawn(observed: &Observed, standing: &Standing) -> bool {
+    match standing {
+        Standing::Barred(barred) if barred.cause == Cause::NameConflict => true,
+        // A new source that is forbidden does not take away the old one, a policy that forbids the old one does.
+        Standing::Barred(barred) if barred.cause == Cause::SourceForbidden => !current_allowed(observed),
+        // The same bytes are judged otherwise: the policy or the base changed.
+        Standing::Refused { same_files, .. } => *same_files,
+        _ => false,
+    }
+}
+
+fn current_allowed(observed: &Observed) -> bool {
+    let uri = |adapter: &LoraAdapter| adapter.status.as_ref()?.current_uri.as_ref()?.parse::<SourceUri>().ok();
+    let policy = observed.base.as_ref().map(|base| &base.spec.adapter_policy);
+    uri(&observed.adapter).zip(policy).is_some_and(|(uri, policy)| allowing_entry(policy, &uri).is_some())
+}
+
+/// Every pool that has pods holds it on each pod that takes traffic, and there is one.
+fn held_everywhere(pools: &[PoolPlacement], digest: &Digest) -> bool {
+    let mut with_pods = pools.iter().filter(|pool| !pool.placements.is_empty() || !pool.held.is_empty()).peekable();
+    with_pods.peek().is_some() && with_pods.all(|pool| pool.held.contains(digest))
+}
+
+fn served(pools: &[PoolPlacement], digest: Option<Digest>) -> Option<String> {
+    let of_pool = |pool: &PoolPlacement| {
+        let of_digest = || pool.placements.iter().filter(|placement| Some(placement.digest) == digest);
+        let ready = of_digest().filter(|placement| placement.ready).count();
+        format!("{ready}/{} {}", of_digest().count(), pool.name)
+    };
+    let text = pools.iter().map(of_pool).collect::<Vec<_>>().join(", ");
+    (!text.is_empty()).then(|| text.chars().take(SERVED_CHARACTERS_MAX).collect())
+}
+
+/// Reason, message, and whether somebody must act.
+type Obstacle = (String, String, bool);
+
+fn state(
+    observed: &Observed,
+    obstacle: Option<&Obstacle>,
+    desired: Option<Digest>,
+    current: Option<Digest>,
+    pools: &[PoolPlacement],
+) -> Vec<Stated> {
+    use ConditionStatus::{False, True};
+    use ConditionType::{Available, Placed, Ready, Reconciling, RolledOut, Stalled};
+    let placed = placed(observed, obstacle.is_some(), pools);
+    let rolled_out = rolled_out(&placed, desired, current, pools);
+    let available = available(current, pools);
+    let (ready, stalled) = ready(obstacle, &placed, &rolled_out, desired, pools);
+    let flag = |type_, on: bool| {
+        Stated::new(
+            type_,
+            if on { True } else { False },
+            &ready.reason,
+            if on { ready.message.clone() } else { String::new() },
+        )
+    };
+    let reconciling = flag(Reconciling, !ready.is_true() && !stalled);
+    let stalled = flag(Stalled, stalled);
+    debug_assert_eq!(
+        [placed.type_, rolled_out.type_, available.type_, ready.type_],
+        [Placed, RolledOut, Available, Ready]
+    );
+    vec![placed, rolled_out, available, ready, reconciling, stalled]
+}
+
+/// Pods were told to hold the spec's revision, and have room for it.
+fn placed(observed: &Observed, obstructed: bool, pools: &[PoolPlacement]) -> Stated {
+    use ConditionStatus::{False, True, Unknown};
+    let said = |status, reason: &str, message: &str| Stated::new(ConditionType::Placed, status, reason, message);
+    if obstructed {
+        return said(Unknown, &Cause::Waiting.to_string(), "");
+    }
+    if !observed.pools.iter().any(|pool| pool.selects) {
+        let base = &observed.adapter.spec.base_model_ref.name;
+        let message = format!("no ServingPool of the base '{base}' selects it");
+        return said(False, &Cause::NoPool.to_string(), &message);
+    }
+    let is = |pool: &&PoolPlacement, cause: Cause| pool.reason == cause.to_string();
+    if let Some(pool) = pools.iter().find(|pool| is(pool, Cause::CapacityExceeded)) {
+        return said(False, &pool.reason, &in_pool(pool));
+    }
+    match pools.iter().find(|pool| is(pool, Cause::Waiting)) {
+        None if !pools.is_empty() => said(True, &Cause::Succeeded.to_string(), ""),
+        _ => said(Unknown, &Cause::InProgress.to_string(), ""),
+    }
+}
+
+/// The served name means the spec's revision.
+fn rolled_out(placed: &Stated, desired: Option<Digest>, current: Option<Digest>, pools: &[PoolPlacement]) -> Stated {
+    use ConditionStatus::{False, True, Unknown};
+    let said = |status, reason: &str, message: String| Stated::new(ConditionType::RolledOut, status, reason, message);
+    if desired.is_some() && desired == current {
+        return said(True, &Cause::Succeeded.to_string(), String::new());
+    }
+    if !placed.is_true() {
+        return said(if desired.is_some() { False } else { Unknown }, &Cause::Waiting.to_string(), String::new());
+    }
+    match pools.iter().find(|pool| pool.reason != Cause::Succeeded.to_string()) {
+        Some(pool) => said(False, &pool.reason, in_pool(pool)),
+        None => said(False, &Cause::InProgress.to_string(), String::new()),
+    }
+}
+
+/// The name answers, from some revision.
+fn available(current: Option<Digest>, pools: &[PoolPlacement]) -> Stated {
+    let held = current.is_some_and(|current| pools.iter().any(|pool| pool.held.contains(&current)));
+    let (status, cause, message) = match (held, current) {
+        (true, _) => (ConditionStatus::True, Cause::Succeeded, ""),
+        (false, None) => (ConditionStatus::False, Cause::Waiting, "no revision is served yet"),
+        (false, Some(_)) => (ConditionStatus::False, Cause::NoReadyPod, "no pod that takes traffic holds it"),
+    };
+    Stated::new(ConditionType::Available, status, cause, message)
+}
+
+/// The spec's revision is fully served; else the first thing that is in the way, and whether somebody must act.
+fn ready(
+    obstacle: Option<&Obstacle>,
+    placed: &Stated,
+    rolled_out: &Stated,
+    desired: Option<Digest>,
+    pools: &[PoolPlacement],
+) -> (Stated, bool) {
+    let not =
+        |reason: &str, message: String| Stated::new(ConditionType::Ready, ConditionStatus::False, reason, message);
+    if let Some((reason, message, stalled)) = obstacle {
+        return (not(reason, message.clone()), *stalled);
+    }
+    for earlier in [placed, rolled_out] {
+        if !earlier.is_true() {
+            let stalled = earlier.reason == Cause::CapacityExceeded.to_string();
+            return (not(&earlier.reason, earlier.message.clone()), stalled);
+        }
+    }
+    let holds = |pool: &&PoolPlacement| desired.is_some_and(|desired| pool.held.contains(&desired));
+    let with_pods = || pools.iter().filter(|pool| !pool.placements.is_empty());
+    if let Some(pool) = with_pods().find(|pool| !holds(pool)) {
+        return (not(&pool.reason, in_pool(pool)), false);
+    }
+    if with_pods().next().is_none() {
+        return (not(&Cause::NoReadyPod.to_string(), "no pool has a pod that takes traffic".to_owned()), false);
+    }
+    (Stated::new(ConditionType::Ready, ConditionStatus::True, Cause::Succeeded, ""), false)
+}
+
+fn in_pool(pool: &PoolPlacement) -> String {
+    format!("pool {}: {}", pool.name, pool.message)
+}

@@ -1,0 +1,183 @@
+//! What is known of a base and what is to be read: a pure function.
+
+use kube::ResourceExt;
+use lorafleet_artifact::{BaseShape, Digest, HALF_BYTES, Reason, SourceUri};
+use lorafleet_crds::condition::{Cause, ConditionStatus, ConditionType, find};
+use lorafleet_crds::names::RESOLVE_AT_ANNOTATION;
+use lorafleet_crds::{BaseModel, BaseModelStatus, SourceFile, SourcePin, WeightFormat};
+
+use crate::conditions::Stated;
+use crate::hash::short_hash;
+use crate::job::{Fault, JobState, retry_in_ms};
+use crate::settings::Limits;
+use crate::source::{Closed, Door, cause, readable, stalls};
+
+/// Everything that a plan rests on.
+#[derive(Clone, Debug)]
+pub struct Observed {
+    pub base: BaseModel,
+    pub job: JobState<Outcome>,
+    pub source_caps: Vec<String>,
+}
+
+/// How a read ended for good.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Read(Box<Facts>),
+    Refused { reason: String, message: String },
+}
+
+/// What a read found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    pub digest: Digest,
+    pub shape: BaseShape,
+    pub size_bytes: u64,
+    pub files: Vec<SourceFile>,
+}
+
+/// What to read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Order {
+    pub fingerprint: String,
+    pub uri: SourceUri,
+    pub door: Door,
+    pub format: WeightFormat,
+    /// The digest that must come out, and what it means if another does.
+    pub expected: Option<(Digest, Reason)>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub read: Option<Order>,
+    /// Without conditions and generation.
+    pub status: BaseModelStatus,
+    pub stated: Vec<Stated>,
+    /// When to look again though nothing changed; never, if absent.
+    pub again_in_ms: Option<u64>,
+}
+
+/// Names all that a read rests on.
+pub(super) fn fingerprint(base: &BaseModel) -> String {
+    let spec = &base.spec;
+    short_hash(&(&spec.source, resolve_at(base), spec.digest, spec.format))
+}
+
+fn resolve_at(base: &BaseModel) -> Option<&String> {
+    base.annotations().get(RESOLVE_AT_ANNOTATION)
+}
+
+/// Where the pass stands.
+enum Standing {
+    Closed(Closed),
+    Reading,
+    Fault { fault: Fault, again_in_ms: u64 },
+    Refused { reason: String, message: String },
+    Known,
+}
+
+pub fn plan(observed: &Observed, limits: &Limits) -> Plan {
+    let base = &observed.base;
+    // What was found before stays true of what is served until something else is found.
+    let mut status = BaseModelStatus { conditions: Vec::new(), ..base.status.clone().unwrap_or_default() };
+    let fingerprint = fingerprint(base);
+    let mut read = None;
+    let uri = readable(&base.spec.source.uri, &observed.source_caps);
+    let standing = match (uri, &observed.job) {
+        (Err(closed), _) => Standing::Closed(closed),
+        (Ok(_), _) if status.resolved_for.as_ref() == Some(&fingerprint) => remembered(base),
+        (Ok(uri), JobState::Idle) => {
+            read = Some(order(base, uri, fingerprint));
+            Standing::Reading
+        }
+        (Ok(_), JobState::Running) => Standing::Reading,
+        (Ok(uri), JobState::Failed { fault, attempts, age_ms }) => {
+            let again_in_ms = retry_in_ms(fault, *attempts, *age_ms, limits);
+            read = (again_in_ms == 0).then(|| order(base, uri, fingerprint));
+            Standing::Fault { fault: fault.clone(), again_in_ms }
+        }
+        (Ok(_), JobState::Done(Outcome::Refused { reason, message })) => {
+            status.resolved_for = Some(fingerprint);
+            Standing::Refused { reason: reason.clone(), message: message.clone() }
+        }
+        (Ok(uri), JobState::Done(Outcome::Read(facts))) => {
+            status = known(base, &uri, facts, fingerprint);
+            Standing::Known
+        }
+    };
+    if !matches!(standing, Standing::Known | Standing::Refused { .. }) {
+        // Only a final judgement is remembered with its conditions.
+        status.resolved_for = None;
+    }
+    let again_in_ms = match &standing {
+        Standing::Fault { again_in_ms, .. } if *again_in_ms > 0 => Some(*again_in_ms),
+        _ => None,
+    };
+    Plan { read, stated: stated(&standing, &status), status, again_in_ms }
+}
+
+/// The judgement that the status already holds.
+fn remembered(base: &BaseModel) -> Standing {
+    let conditions = base.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    match find(conditions, ConditionType::Resolved) {
+        Some(resolved) if resolved.status == "False" => {
+            Standing::Refused { reason: resolved.reason.clone(), message: resolved.message.clone() }
+        }
+        _ => Standing::Known,
+    }
+}
+
+fn order(base: &BaseModel, uri: SourceUri, fingerprint: String) -> Order {
+    let source = &base.spec.source;
+    let namespace = base.namespace().unwrap_or_default();
+    let secret = source.credentials_secret_ref.as_ref();
+    let pinned = base.status.as_ref().and_then(|status| {
+        let pin = status.source.as_ref()?;
+        (pin.uri == uri.to_string() && pin.resolve_at.as_ref() == resolve_at(base)).then_some(status.digest?)
+    });
+    let claimed = base.spec.digest.map(|digest| (digest, Reason::DigestMismatch));
+    Order {
+        fingerprint,
+        door: Door::new(&namespace, &uri.to_string(), source.endpoint.as_ref(), source.region.as_ref(), secret),
+        uri,
+        format: base.spec.format,
+        expected: claimed.or(pinned.map(|digest| (digest, Reason::SourceChanged))),
+    }
+}
+
+fn known(base: &BaseModel, uri: &SourceUri, facts: &Facts, fingerprint: String) -> BaseModelStatus {
+    let Facts { digest, shape, size_bytes, files } = facts;
+    BaseModelStatus {
+        digest: Some(*digest),
+        source: Some(SourcePin { uri: uri.to_string(), resolve_at: resolve_at(base).cloned(), files: files.clone() }),
+        resolved_for: Some(fingerprint),
+        size_bytes: Some(*size_bytes),
+        kv_bytes_per_token: Some(shape.kv_bytes_per_token(HALF_BYTES)),
+        adapter_bytes_per_rank: Some(shape.adapter_bytes_per_rank(HALF_BYTES)),
+        ..crate::shape::to_status(shape)
+    }
+}
+
+fn stated(standing: &Standing, status: &BaseModelStatus) -> Vec<Stated> {
+    use ConditionStatus::{False, True, Unknown};
+    let (resolved, reason, message, stalled) = match standing {
+        Standing::Known => (True, Cause::Succeeded.to_string(), status.digest.map(|digest| digest.to_string()), false),
+        Standing::Reading => (Unknown, Cause::InProgress.to_string(), Some("reading the source".to_owned()), false),
+        Standing::Closed(closed) => (False, closed.cause.to_string(), Some(closed.message.clone()), true),
+        Standing::Fault { fault, .. } => {
+            (False, cause(fault.kind).to_string(), Some(fault.message.clone()), stalls(fault.kind))
+        }
+        Standing::Refused { reason, message } => (False, reason.clone(), Some(message.clone()), true),
+    };
+    let message = message.unwrap_or_default();
+    let done = resolved == True;
+    let ready = if done { True } else { False };
+    let flag = |on: bool| if on { True } else { False };
+    let said = |type_, status| Stated::new(type_, status, &reason, message.clone());
+    vec![
+        said(ConditionType::Resolved, resolved),
+        said(ConditionType::Ready, ready),
+        said(ConditionType::Reconciling, flag(!done && !stalled)),
+        said(ConditionType::Stalled, flag(stalled)),
+    ]
+}

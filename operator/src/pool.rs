@@ -1,0 +1,70 @@
+//! The pool controller: engine pods, gateway, and what each pod shall hold.
+//!
+//! Start here: one pass is observe, plan, apply, status.
+
+mod apply;
+mod engine;
+mod observe;
+mod observed;
+mod plan;
+mod status;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::jiff::Timestamp;
+use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Resource, ResourceExt};
+use lorafleet_crds::ServingPool;
+
+use crate::context::{ApiError, Context};
+
+pub use apply::{Applied, AppliedMemory};
+pub use engine::{EngineError, Engines};
+pub use observed::{Answer, Applied as AppliedOnce, ChildSeen, DeploymentSeen, Observed, PodSeen, Trouble};
+pub use plan::{Plan, PodAction, Reasoned, Revision, Step, Verdict, plan, selects};
+pub use status::{Pace, status};
+
+/// Owner of the fields that this controller sets.
+pub const MANAGER: &str = "lorafleet-pool";
+
+/// One pass over one pool.
+pub async fn reconcile(pool: Arc<ServingPool>, context: Arc<Context>) -> Result<Action, ApiError> {
+    let started = Instant::now();
+    let result = pass(&pool, &context).await;
+    context.measured("pool", started, &result);
+    result
+}
+
+async fn pass(pool: &ServingPool, context: &Context) -> Result<Action, ApiError> {
+    if pool.meta().deletion_timestamp.is_some() {
+        return Ok(Action::await_change());
+    }
+    let seen = observe::observe(pool, context).await?;
+    let plan = plan(&seen.observed);
+    let applied = apply::apply(pool, &seen, &plan, context).await?;
+    show(pool, &plan, context);
+    let (status, pace) = status(&seen.observed, &plan, &applied, Timestamp::now());
+    if pool.status.as_ref() != Some(&status) {
+        context.write_status(pool, MANAGER, &status).await?;
+        let old = pool.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+        context.tell(pool, old, &status.conditions).await;
+    }
+    Ok(Action::requeue(match pace {
+        Pace::Busy => context.limits.pass_busy,
+        Pace::Failing => context.limits.pass_failing,
+        Pace::Settled => Duration::from_secs(context.settings.heartbeat_s.into()),
+    }))
+}
+
+/// Hands what was seen of each adapter to the intake controller, which prints it.
+fn show(pool: &ServingPool, plan: &Plan, context: &Context) {
+    let seen: HashMap<_, _> = plan.adapters.iter().map(|step| (step.uid.clone(), step.seen.clone())).collect();
+    let changed = context.sightings.put(&pool.uid().unwrap_or_default(), seen);
+    let adapters = context.stores.adapters_of(pool.metadata.namespace.as_deref(), &pool.spec.base_model_ref.name);
+    for adapter in adapters.iter().filter(|adapter| changed(&adapter.uid().unwrap_or_default())) {
+        context.bells.ring_intake(ObjectRef::from_obj(adapter.as_ref()));
+    }
+}

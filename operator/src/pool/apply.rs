@@ -1,0 +1,152 @@
+//! The one writer of a pool's world: objects by server-side apply in a fixed order, then the pods.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::core::NamespaceResourceScope;
+use kube::{Api, Resource, ResourceExt};
+use lorafleet_crds::ServingPool;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::MANAGER;
+use super::observe::Seen;
+use super::observed::{Applied as AppliedOnce, PodSeen};
+use super::plan::{Plan, PodAction, PodStep, Step, key};
+use crate::build::{Keys, Objects, keys_secret};
+use crate::context::{ApiError, Context};
+
+/// What came of a plan: pods that could not be told, and why.
+#[derive(Debug, Default)]
+pub struct Applied {
+    pub untold: Vec<(String, String)>,
+}
+
+pub async fn apply(pool: &ServingPool, seen: &Seen, plan: &Plan, context: &Context) -> Result<Applied, ApiError> {
+    if plan.make_keys {
+        make_keys(pool, context).await?;
+    }
+    if let Some(objects) = &plan.objects {
+        // A new field of Objects that is not applied here does not compile.
+        let Objects { config, engine_service, engine, gateway_account, gateway_binding, gateway_service, gateway } =
+            objects.as_ref();
+        apply_one(config, plan, context).await?;
+        apply_one(engine_service, plan, context).await?;
+        apply_one(engine, plan, context).await?;
+        apply_one(gateway_account, plan, context).await?;
+        apply_one(gateway_binding, plan, context).await?;
+        apply_one(gateway_service, plan, context).await?;
+        apply_one(gateway, plan, context).await?;
+    }
+    Ok(Applied { untold: tell_pods(seen, plan, context).await })
+}
+
+/// Makes the keys, unless somebody was faster. Keys that exist are never replaced.
+async fn make_keys(pool: &ServingPool, context: &Context) -> Result<(), ApiError> {
+    let namespace = pool.namespace().unwrap_or_default();
+    let doing = format!("making the keys of pool {namespace}/{}", pool.name_any());
+    let keys = match Keys::random() {
+        Ok(keys) => keys,
+        Err(error) => return Err(ApiError::of(doing)(kube::Error::Service(error.to_string().into()))),
+    };
+    context.metrics.writes.with_label_values(&["Secret"]).inc();
+    let secrets = Api::<Secret>::namespaced(context.client.clone(), &namespace);
+    match secrets.create(&PostParams::default(), &keys_secret(pool, &keys)).await {
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+        written => written.map(drop).map_err(ApiError::of(doing)),
+    }
+}
+
+async fn apply_one<K>(object: &K, plan: &Plan, context: &Context) -> Result<(), ApiError>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Serialize
+        + DeserializeOwned
+        + std::fmt::Debug,
+{
+    let key = key(object);
+    let Some(Step::Apply { hash, why }) = plan.steps.get(&key) else { return Ok(()) };
+    let namespace = object.namespace().unwrap_or_default();
+    tracing::info!(%namespace, object = %key, why, "applying");
+    context.metrics.writes.with_label_values(&[K::kind(&()).as_ref()]).inc();
+    let api = Api::<K>::namespaced(context.client.clone(), &namespace);
+    let written = api
+        .patch(&object.name_any(), &PatchParams::apply(MANAGER).force(), &Patch::Apply(object))
+        .await
+        .map_err(ApiError::of(format!("applying {key} in {namespace}")))?;
+    let resource_version = written.resource_version().unwrap_or_default();
+    context.applied.remember(&namespace, &key, AppliedOnce { hash: hash.clone(), resource_version });
+    Ok(())
+}
+
+/// Tells each pod that shall be told; returns those that did not take it.
+async fn tell_pods(seen: &Seen, plan: &Plan, context: &Context) -> Vec<(String, String)> {
+    let Some(keys) = &seen.keys else { return Vec::new() };
+    let tellings: Vec<_> = plan.pods.iter().map(|step| tell(step, &seen.observed.pods, keys, context)).collect();
+    futures::stream::iter(tellings)
+        .buffer_unordered(context.limits.pods_asked_max)
+        .filter_map(std::future::ready)
+        .collect()
+        .await
+}
+
+async fn tell(step: &PodStep, pods: &[PodSeen], keys: &Keys, context: &Context) -> Option<(String, String)> {
+    let PodAction::Put { placement, why } = &step.action else { return None };
+    let address = pods.iter().find(|pod| pod.name == step.pod)?.address.as_ref()?;
+    tracing::info!(pod = %step.pod, generation = placement.generation, %why, "placing");
+    let told = context.engines.place(address, &keys.admin, placement).await;
+    let word = if told.is_ok() { "ok" } else { "error" };
+    context.metrics.engine_requests.with_label_values(&["placement", word]).inc();
+    told.err().map(|error| (step.pod.clone(), error.to_string()))
+}
+
+/// What was written and read before. Losing it costs one write without effect per object, and nothing else.
+#[derive(Default)]
+pub struct AppliedMemory {
+    objects: Mutex<HashMap<String, AppliedOnce>>,
+    keys: Mutex<HashMap<String, (String, Keys)>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl AppliedMemory {
+    pub fn get(&self, namespace: &str, key: &str) -> Option<AppliedOnce> {
+        lock(&self.objects).get(&format!("{namespace}/{key}")).cloned()
+    }
+
+    fn remember(&self, namespace: &str, key: &str, applied: AppliedOnce) {
+        lock(&self.objects).insert(format!("{namespace}/{key}"), applied);
+    }
+
+    /// The keys as they were read at this version of the Secret.
+    pub fn keys(&self, namespace: &str, name: &str, version: &str) -> Option<Keys> {
+        let keys = lock(&self.keys);
+        let (known, keys) = keys.get(&format!("{namespace}/{name}"))?;
+        (known == version).then(|| keys.clone())
+    }
+
+    pub fn remember_keys(&self, namespace: &str, name: &str, version: &str, keys: Keys) {
+        lock(&self.keys).insert(format!("{namespace}/{name}"), (version.to_owned(), keys));
+    }
+
+    /// Forgets what belongs to pools that are gone.
+    pub fn retain(&self, alive: impl Fn(&str, &str) -> bool) {
+        // Keys are `namespace/...`, and the last part is the pool's name with an ending.
+        let keep = |key: &str| {
+            let (namespace, object) = key.split_once('/').unwrap_or_default();
+            let name = object.rsplit('/').next().unwrap_or_default();
+            ["-engine-keys", "-engine", "-gateway"]
+                .iter()
+                .filter_map(|ending| name.strip_suffix(ending))
+                .any(|pool| alive(namespace, pool))
+        };
+        lock(&self.objects).retain(|key, _| keep(key));
+        lock(&self.keys).retain(|key, _| keep(key));
+    }
+}

@@ -1,0 +1,190 @@
+//! The one reader of a pool's world: the stores, the keys, and each pod's report at most once.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures::StreamExt;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{ContainerState, Pod, Secret};
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{Api, Resource, ResourceExt};
+use lorafleet_crds::{ServingPool, names};
+
+use super::apply::AppliedMemory;
+use super::engine::EngineError;
+use super::observed::{Answer, ChildSeen, DeploymentSeen, Observed, PodSeen, Trouble};
+use crate::build::{Defaults, Keys};
+use crate::context::{ApiError, Context};
+
+/// What one pass sees, and the keys with which pods are told something.
+pub struct Seen {
+    pub observed: Observed,
+    pub keys: Option<Keys>,
+}
+
+pub async fn observe(pool: &ServingPool, context: &Context) -> Result<Seen, ApiError> {
+    let stores = &context.stores;
+    let (namespace, name) = (pool.namespace().unwrap_or_default(), pool.name_any());
+    let base_name = &pool.spec.base_model_ref.name;
+    let base = stores.base_models.get(&ObjectRef::new(base_name).within(&namespace));
+    let mut adapters = stores.adapters_of(Some(&namespace), base_name);
+    adapters.sort_by_key(|adapter| (adapter.creation_timestamp(), adapter.name_any()));
+    let keys = keys(pool, context).await?;
+    let pods = pods(pool, context, keys.as_ref()).await;
+    let deployment = |name: String| stores.deployments.get(&ObjectRef::new(&name).within(&namespace));
+    let observed = Observed {
+        pool: pool.clone(),
+        base: base.map(|base| base.as_ref().clone()),
+        adapters: adapters.iter().map(|adapter| adapter.as_ref().clone()).collect(),
+        pods,
+        children: children(context, &namespace, &name),
+        keys_exist: keys.is_some(),
+        engine: deployment(names::engine(&name)).map(|seen| progress(&seen)).unwrap_or_default(),
+        gateway: deployment(names::gateway(&name)).map(|seen| progress(&seen)).unwrap_or_default(),
+        defaults: Defaults::from(&context.settings),
+    };
+    Ok(Seen { observed, keys })
+}
+
+/// The keys of the pool's pods. The Secret is only read again when the watch says that it changed.
+async fn keys(pool: &ServingPool, context: &Context) -> Result<Option<Keys>, ApiError> {
+    let (namespace, name) = (pool.namespace().unwrap_or_default(), names::engine_keys(&pool.name_any()));
+    let known = context.stores.secrets.get(&ObjectRef::new(&name).within(&namespace));
+    let version = known.and_then(|secret| secret.metadata.resource_version.clone()).unwrap_or_default();
+    if let Some(keys) = context.applied.keys(&namespace, &name, &version) {
+        return Ok(Some(keys));
+    }
+    let secrets = Api::<Secret>::namespaced(context.client.clone(), &namespace);
+    let secret = secrets.get_opt(&name).await.map_err(ApiError::of(format!("reading the keys {namespace}/{name}")))?;
+    let keys = secret.as_ref().and_then(Keys::read);
+    if let (Some(keys), Some(secret)) = (&keys, &secret) {
+        context.applied.remember_keys(&namespace, &name, &secret.resource_version().unwrap_or_default(), keys.clone());
+    }
+    Ok(keys)
+}
+
+/// All engine pods of the pool by name, each asked at most once.
+async fn pods(pool: &ServingPool, context: &Context, keys: Option<&Keys>) -> Vec<PodSeen> {
+    let (namespace, name) = (pool.namespace(), pool.name_any());
+    let ours = |pod: &Pod| pod.namespace() == namespace && pod.labels().get(names::POOL_LABEL) == Some(&name);
+    let pods = context.stores.pods.state_filter(ours);
+    let questions: Vec<_> = pods.into_iter().map(|pod| ask(pod, context, keys)).collect();
+    let mut seen: Vec<PodSeen> =
+        futures::stream::iter(questions).buffer_unordered(context.limits.pods_asked_max).collect().await;
+    seen.sort_by(|a, b| a.name.cmp(&b.name));
+    seen
+}
+
+async fn ask(pod: Arc<Pod>, context: &Context, keys: Option<&Keys>) -> PodSeen {
+    let mut seen = pod_seen(&pod);
+    let started = pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
+    let (Some(address), Some(keys), true, false) = (&seen.address, keys, started, seen.deleting) else { return seen };
+    let answer = context.engines.report(address, &keys.admin).await;
+    let word = if answer.is_ok() { "ok" } else { "error" };
+    context.metrics.engine_requests.with_label_values(&["report", word]).inc();
+    seen.answer = match (answer, &seen.trouble) {
+        (Ok(report), _) => Answer::Report(Box::new(report)),
+        (Err(error @ EngineError::Refused { .. }), _) => Answer::Unreachable(error.to_string()),
+        (Err(_), Some(trouble)) => Answer::Unreachable(format!("{}: {}", trouble.reason, trouble.message)),
+        // Its port is not open yet: it is starting, as far as Kubernetes knows.
+        (Err(_), None) if !seen.ready => Answer::NotAsked,
+        (Err(error), None) => Answer::Unreachable(error.to_string()),
+    };
+    seen
+}
+
+fn pod_seen(pod: &Pod) -> PodSeen {
+    let status = pod.status.as_ref();
+    let conditions = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    let ready = conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True");
+    PodSeen {
+        name: pod.name_any(),
+        ready,
+        deleting: pod.metadata.deletion_timestamp.is_some(),
+        trouble: trouble(pod),
+        address: status.and_then(|status| status.pod_ip.clone()).filter(|address| !address.is_empty()),
+        answer: Answer::NotAsked,
+    }
+}
+
+/// Why the pod does not run, in Kubernetes' words.
+fn trouble(pod: &Pod) -> Option<Trouble> {
+    let status = pod.status.as_ref()?;
+    let states = status.container_statuses.iter().flatten().filter_map(|container| {
+        let state = container.state.as_ref()?;
+        waiting(state).or_else(|| ended(state)).or_else(|| {
+            // Between two crashes the container runs for a moment; the last end is the reason to name.
+            let again = container.restart_count > 0 && !container.ready;
+            again.then(|| container.last_state.as_ref().and_then(ended)).flatten()
+        })
+    });
+    let scheduling = status
+        .conditions
+        .iter()
+        .flatten()
+        .filter(|condition| condition.type_ == "PodScheduled" && condition.status == "False");
+    let scheduling = scheduling.map(|condition| Trouble {
+        reason: condition.reason.clone().unwrap_or_else(|| "Unscheduled".to_owned()),
+        message: condition.message.clone().unwrap_or_default(),
+    });
+    states.chain(scheduling).next()
+}
+
+fn waiting(state: &ContainerState) -> Option<Trouble> {
+    let waiting = state.waiting.as_ref()?;
+    let reason = waiting.reason.clone().unwrap_or_default();
+    let usual = matches!(reason.as_str(), "" | "ContainerCreating" | "PodInitializing");
+    (!usual).then(|| Trouble { reason, message: waiting.message.clone().unwrap_or_default() })
+}
+
+fn ended(state: &ContainerState) -> Option<Trouble> {
+    let ended = state.terminated.as_ref()?;
+    let reason = ended.reason.clone().unwrap_or_else(|| "Terminated".to_owned());
+    let said = ended.message.as_deref().unwrap_or_default();
+    Some(Trouble { reason, message: format!("exit code {} {said}", ended.exit_code).trim_end().to_owned() })
+}
+
+fn progress(deployment: &Deployment) -> DeploymentSeen {
+    let status = deployment.status.clone().unwrap_or_default();
+    let count = |number: Option<i32>| u32::try_from(number.unwrap_or_default()).unwrap_or_default();
+    DeploymentSeen {
+        observed: status.observed_generation == deployment.metadata.generation,
+        updated: count(status.updated_replicas),
+        ready: count(status.ready_replicas),
+    }
+}
+
+/// The pool's objects that exist, with what this operator remembers of writing them.
+fn children(context: &Context, namespace: &str, pool: &str) -> BTreeMap<String, ChildSeen> {
+    let stores = &context.stores;
+    let (engine, gateway) = (names::engine(pool), names::gateway(pool));
+    let mut seen = BTreeMap::new();
+    let memory = &context.applied;
+    add(&mut seen, memory, &stores.config_maps, "ConfigMap", namespace, &engine);
+    add(&mut seen, memory, &stores.services, "Service", namespace, &engine);
+    add(&mut seen, memory, &stores.services, "Service", namespace, &gateway);
+    add(&mut seen, memory, &stores.deployments, "Deployment", namespace, &engine);
+    add(&mut seen, memory, &stores.deployments, "Deployment", namespace, &gateway);
+    add(&mut seen, memory, &stores.service_accounts, "ServiceAccount", namespace, &gateway);
+    add(&mut seen, memory, &stores.role_bindings, "RoleBinding", namespace, &gateway);
+    seen
+}
+
+fn add<K>(
+    seen: &mut BTreeMap<String, ChildSeen>,
+    memory: &AppliedMemory,
+    store: &Store<K>,
+    kind: &str,
+    namespace: &str,
+    name: &str,
+) where
+    K: Resource<DynamicType = ()> + Clone + 'static,
+{
+    let Some(object) = store.get(&ObjectRef::new(name).within(namespace)) else { return };
+    let key = format!("{kind}/{name}");
+    let child = ChildSeen {
+        resource_version: object.resource_version().unwrap_or_default(),
+        applied: memory.get(namespace, &key),
+    };
+    seen.insert(key, child);
+}

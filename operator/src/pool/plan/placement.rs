@@ -1,0 +1,154 @@
+//! Which adapter versions the pods shall hold.
+//!
+//! Every adapter goes to every pod, as far as they fit: what is served comes before what is on its way, and the oldest
+//! object first. The result is per pod already, so that another policy changes nothing around it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::ResourceExt;
+use kube::core::{ParseExpressionError, Selector, SelectorExt};
+use lorafleet_artifact::Digest;
+use lorafleet_crds::wire::{Floor, Limits, PlacedAdapter};
+use lorafleet_crds::{LoraAdapter, WarmthFloor};
+
+use super::super::observed::Observed;
+use super::Reasoned;
+use super::capacity::Room;
+
+/// One version of one adapter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Revision {
+    pub name: String,
+    pub namespace: String,
+    pub digest: Digest,
+    pub uri: String,
+    pub floor: Floor,
+    /// Known for what the spec asks for; what was verified before may have had another.
+    pub rank: Option<u32>,
+    pub bytes: u64,
+    /// The served name means this one.
+    pub current: bool,
+}
+
+impl Revision {
+    pub(super) fn in_host_memory(&self) -> bool {
+        self.floor >= Floor::Host
+    }
+}
+
+/// What the pool decides about one adapter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing of it is verified (any more).
+    NotVerified,
+    /// These go to every pod; `refused` says why another one does not.
+    Placed { revisions: Vec<Revision>, refused: Option<Reasoned> },
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotVerified => f.write_str("not verified"),
+            Self::Placed { revisions, refused } => {
+                let word = |revision: &Revision| {
+                    let role = if revision.current { "current" } else { "candidate" };
+                    format!("{role} {}", revision.digest.short())
+                };
+                let placed: Vec<String> = revisions.iter().map(word).collect();
+                write!(f, "place [{}]", placed.join(", "))?;
+                refused.as_ref().map_or(Ok(()), |why| write!(f, ", refuse ({why})"))
+            }
+        }
+    }
+}
+
+/// A verdict on each adapter that the pool selects, in the order of `observed.adapters`.
+pub(super) fn verdicts(observed: &Observed) -> Vec<(&LoraAdapter, Verdict)> {
+    let selected: Vec<&LoraAdapter> =
+        observed.adapters.iter().filter(|adapter| selects(&observed.pool.spec.adapter_selector, adapter)).collect();
+    let mut room = Room::of(observed);
+    let mut placed: Vec<Vec<Revision>> = selected.iter().map(|_| Vec::new()).collect();
+    let mut refused: Vec<Option<Reasoned>> = selected.iter().map(|_| None).collect();
+    for current in [true, false] {
+        for ((adapter, placed), refused) in selected.iter().zip(&mut placed).zip(&mut refused) {
+            let Some(revision) = revision(adapter, current) else { continue };
+            match room.take(&revision) {
+                Ok(()) => placed.push(revision),
+                Err(why) => *refused = Some(why),
+            }
+        }
+    }
+    let verdict = |(revisions, refused): (Vec<Revision>, Option<Reasoned>)| match (revisions.is_empty(), &refused) {
+        (true, None) => Verdict::NotVerified,
+        _ => Verdict::Placed { revisions, refused },
+    };
+    selected.into_iter().zip(placed.into_iter().zip(refused).map(verdict)).collect()
+}
+
+/// What each pod shall hold: adapters in a fixed order, and the aliases.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub(super) struct Wanted {
+    pub(super) adapters: Vec<PlacedAdapter>,
+    pub(super) aliases: BTreeMap<String, Digest>,
+}
+
+pub(super) fn wanted(verdicts: &[(&LoraAdapter, Verdict)]) -> Wanted {
+    let mut wanted = Wanted::default();
+    for (_, verdict) in verdicts {
+        let Verdict::Placed { revisions, .. } = verdict else { continue };
+        for revision in revisions {
+            if revision.current {
+                wanted.aliases.insert(revision.name.clone(), revision.digest);
+            }
+            wanted.adapters.push(PlacedAdapter {
+                name: revision.name.clone(),
+                namespace: revision.namespace.clone(),
+                digest: revision.digest,
+                uri: revision.uri.clone(),
+                pinned: true,
+                floor: revision.floor,
+                share: 1,
+                limits: Limits::default(),
+            });
+        }
+    }
+    wanted.adapters.sort_by(|a, b| (&a.name, a.digest).cmp(&(&b.name, b.digest)));
+    wanted
+}
+
+/// The current revision, or the one on its way to be current.
+fn revision(adapter: &LoraAdapter, current: bool) -> Option<Revision> {
+    let status = adapter.status.as_ref()?;
+    if adapter.metadata.deletion_timestamp.is_some() {
+        return None;
+    }
+    let spec_uri = &adapter.spec.source.uri;
+    let (digest, uri) = match current {
+        true => (status.current_revision?, status.current_uri.as_ref().unwrap_or(spec_uri)),
+        false => (status.candidate_revision.filter(|candidate| status.current_revision != Some(*candidate))?, spec_uri),
+    };
+    let of_spec = status.digest == Some(digest);
+    Some(Revision {
+        name: adapter.served_name().to_owned(),
+        namespace: adapter.namespace().unwrap_or_default(),
+        digest,
+        uri: uri.trim_end_matches('/').to_owned(),
+        floor: match adapter.spec.warmth.floor {
+            WarmthFloor::Disk => Floor::Disk,
+            WarmthFloor::Host => Floor::Host,
+            WarmthFloor::Device => Floor::Device,
+        },
+        rank: status.rank.filter(|_| of_spec),
+        bytes: status.size_bytes.unwrap_or_default(),
+        current,
+    })
+}
+
+/// Whether the pool's selector takes the adapter. A selector that cannot be read takes none.
+pub fn selects(selector: &Option<LabelSelector>, adapter: &LoraAdapter) -> bool {
+    let Some(selector) = selector else { return true };
+    let parsed: Result<Selector, ParseExpressionError> = selector.clone().try_into();
+    parsed.is_ok_and(|selector| selector.matches(adapter.labels()))
+}

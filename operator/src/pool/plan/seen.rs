@@ -1,0 +1,99 @@
+//! What the pods report of one adapter, as its status prints it.
+
+use kube::ResourceExt;
+use lorafleet_artifact::Digest;
+use lorafleet_crds::condition::Cause;
+use lorafleet_crds::wire::{AdapterReport, AdapterState};
+use lorafleet_crds::{Mode, PlacementError, PlacementStatus, PoolPlacement};
+
+use super::super::observed::{Answer, Observed, PodSeen};
+use super::Reasoned;
+use super::placement::{Revision, Verdict};
+
+/// Longest message of one placement, in characters, as the schema has it.
+const MESSAGE_CHARACTERS_MAX: usize = 512;
+/// Most placements of one adapter in one pool, as the schema has it.
+const PLACEMENTS_MAX: usize = 2048;
+
+pub(super) fn seen(observed: &Observed, verdict: &Verdict) -> PoolPlacement {
+    let name = observed.pool.name_any();
+    let Verdict::Placed { revisions, refused } = verdict else {
+        return said(name, Reasoned::new(Cause::Waiting, "nothing of it is verified"), Vec::new(), Vec::new());
+    };
+    let pods = || observed.pods.iter().filter(|pod| !pod.deleting);
+    let placements: Vec<PlacementStatus> = pods()
+        .flat_map(|pod| revisions.iter().map(move |revision| placement(pod, revision)))
+        .take(PLACEMENTS_MAX)
+        .collect();
+    let held =
+        revisions.iter().map(|revision| revision.digest).filter(|digest| held_by_all(observed, &placements, digest));
+    let held: Vec<Digest> = held.collect();
+    let reason = match refused {
+        Some(why) => why.clone(),
+        None => reason(observed, revisions, &placements),
+    };
+    said(name, reason, held, placements)
+}
+
+fn said(name: String, why: Reasoned, held: Vec<Digest>, placements: Vec<PlacementStatus>) -> PoolPlacement {
+    PoolPlacement { name, mode: Mode::Shared, reason: why.cause.to_string(), message: why.message, held, placements }
+}
+
+/// Ready only if the pod's own report says so, and the report is of the process that answers now.
+fn placement(pod: &PodSeen, revision: &Revision) -> PlacementStatus {
+    let last_error = |code: &str, message: &str| {
+        Some(PlacementError {
+            code: code.chars().take(64).collect(),
+            message: message.chars().take(MESSAGE_CHARACTERS_MAX).collect(),
+        })
+    };
+    let (ready, last_error) = match &pod.answer {
+        Answer::NotAsked => {
+            (false, pod.trouble.as_ref().and_then(|trouble| last_error(&trouble.reason, &trouble.message)))
+        }
+        Answer::Unreachable(message) => (false, last_error(&Cause::PodUnreachable.to_string(), message)),
+        Answer::Report(report) => match report.adapters.iter().find(|adapter| is(adapter, revision)) {
+            None => (false, None),
+            Some(adapter) => {
+                let error = adapter.last_error.as_ref().filter(|_| adapter.state == AdapterState::Failed);
+                let error = error.and_then(|error| last_error(&error.code, &error.message));
+                (adapter.state == AdapterState::Ready, error)
+            }
+        },
+    };
+    PlacementStatus { pod: pod.name.clone(), digest: revision.digest, ready, last_error }
+}
+
+fn is(adapter: &AdapterReport, revision: &Revision) -> bool {
+    adapter.name == revision.name && adapter.digest == revision.digest
+}
+
+/// Every pod that takes traffic holds it, and there is one.
+fn held_by_all(observed: &Observed, placements: &[PlacementStatus], digest: &Digest) -> bool {
+    let mut pods = observed.pods.iter().filter(|pod| pod.takes_traffic()).peekable();
+    let holds = |pod: &PodSeen| {
+        placements.iter().any(|placed| placed.pod == pod.name && placed.digest == *digest && placed.ready)
+    };
+    pods.peek().is_some() && pods.all(holds)
+}
+
+/// The newest revision's state in one word: the worst that any pod says.
+fn reason(observed: &Observed, revisions: &[Revision], placements: &[PlacementStatus]) -> Reasoned {
+    let Some(newest) = revisions.last().map(|revision| revision.digest) else {
+        return Reasoned::new(Cause::Waiting, "");
+    };
+    let of_newest = || placements.iter().filter(|placement| placement.digest == newest);
+    let failed = of_newest().find_map(|placement| placement.last_error.as_ref().map(|error| (&placement.pod, error)));
+    if let Some((pod, error)) = failed {
+        let unreachable = error.code == Cause::PodUnreachable.to_string();
+        let cause = if unreachable { Cause::PodUnreachable } else { Cause::LoadFailed };
+        return Reasoned::new(cause, format!("pod {pod}: {}: {}", error.code, error.message));
+    }
+    if let Some(placement) = of_newest().find(|placement| !placement.ready) {
+        return Reasoned::new(Cause::Loading, format!("pod {} is loading {}", placement.pod, newest.short()));
+    }
+    if !observed.pods.iter().any(PodSeen::takes_traffic) {
+        return Reasoned::new(Cause::NoReadyPod, "no pod takes traffic yet");
+    }
+    Reasoned::new(Cause::Succeeded, "")
+}

@@ -1,0 +1,197 @@
+//! What the pool's status says of a plan and of what came of it.
+
+use k8s_openapi::jiff::Timestamp;
+use lorafleet_crds::condition::{Cause, ConditionStatus, ConditionType};
+use lorafleet_crds::{AdapterCounts, ServingPoolStatus};
+
+use super::apply::Applied;
+use super::observed::{Observed, PodSeen};
+use super::plan::{Plan, PodAction, Reasoned, Verdict};
+use crate::build::engine_selector;
+use crate::conditions::{Stated, conditions};
+
+/// How soon to look again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// Something is under way.
+    Busy,
+    /// Something fails, and is tried again.
+    Failing,
+    /// Nothing is to be done.
+    Settled,
+}
+
+pub fn status(observed: &Observed, plan: &Plan, applied: &Applied, now: Timestamp) -> (ServingPoolStatus, Pace) {
+    let (stated, pace) = stated(observed, plan, applied);
+    let old = observed.pool.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let generation = observed.pool.metadata.generation;
+    let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    let status = ServingPoolStatus {
+        observed_generation: generation,
+        replicas: count(observed.pods.iter().filter(|pod| !pod.deleting).count()),
+        ready_replicas: count(serving(observed, plan).count()),
+        desired_replicas: observed.pool.spec.replicas,
+        selector: Some(engine_selector(&observed.pool)),
+        adapters: counts(plan),
+        conditions: conditions(old, &stated, generation, now),
+    };
+    (status, pace)
+}
+
+/// Pods that take traffic and serve the right base.
+fn serving<'a>(observed: &'a Observed, plan: &'a Plan) -> impl Iterator<Item = &'a PodSeen> {
+    let refused = |pod: &PodSeen| {
+        plan.pods.iter().any(|step| step.pod == pod.name && matches!(step.action, PodAction::Refuse(_)))
+    };
+    observed.pods.iter().filter(move |pod| pod.takes_traffic() && pod.report().is_some() && !refused(pod))
+}
+
+fn counts(plan: &Plan) -> AdapterCounts {
+    let count = |wanted: &dyn Fn(&str) -> bool| {
+        let number = plan.adapters.iter().filter(|adapter| wanted(&adapter.seen.reason)).count();
+        u32::try_from(number).unwrap_or(u32::MAX)
+    };
+    let failed =
+        |reason: &str| [Cause::LoadFailed, Cause::CapacityExceeded].iter().any(|cause| cause.to_string() == reason);
+    AdapterCounts {
+        total: u32::try_from(plan.adapters.len()).unwrap_or(u32::MAX),
+        ready: count(&|reason| reason == Cause::Succeeded.to_string()),
+        failed: count(&failed),
+    }
+}
+
+fn stated(observed: &Observed, plan: &Plan, applied: &Applied) -> (Vec<Stated>, Pace) {
+    use ConditionStatus::{False, True};
+    let placed = placed(plan, applied);
+    let available = available(observed, plan);
+    let ready = ready(observed, plan, available.as_ref().err());
+    let said = |type_, result: &Result<String, Reasoned>| match result {
+        Ok(message) => Stated::new(type_, True, Cause::Succeeded, message.clone()),
+        Err(why) => Stated::new(type_, False, why.cause, why.message.clone()),
+    };
+    let pace = match (&ready, &placed) {
+        (Ok(_), Ok(_)) => Pace::Settled,
+        (Err(why), _) | (Ok(_), Err(why)) if is_failure(why.cause) => Pace::Failing,
+        _ => Pace::Busy,
+    };
+    // A pool never stalls by itself: whatever is in the way may go away without a change of its spec.
+    let reconciling = match &ready {
+        Ok(_) => Stated::new(ConditionType::Reconciling, False, Cause::Succeeded, ""),
+        Err(why) => Stated::new(ConditionType::Reconciling, True, why.cause, why.message.clone()),
+    };
+    let stated = vec![
+        said(ConditionType::Placed, &placed),
+        said(ConditionType::Available, &available),
+        said(ConditionType::Ready, &ready),
+        reconciling,
+        Stated::new(ConditionType::Stalled, False, Cause::Succeeded, ""),
+    ];
+    (stated, pace)
+}
+
+fn is_failure(cause: Cause) -> bool {
+    !matches!(
+        cause,
+        Cause::Loading
+            | Cause::Waiting
+            | Cause::InProgress
+            | Cause::PodsNotReady
+            | Cause::NoReadyPod
+            | Cause::GatewayNotReady
+    )
+}
+
+/// Every adapter has its place and every pod knows of it.
+fn placed(plan: &Plan, applied: &Applied) -> Result<String, Reasoned> {
+    if let Some(blocked) = &plan.blocked {
+        return Err(blocked.clone());
+    }
+    if let Some((pod, message)) = applied.untold.first() {
+        return Err(Reasoned::new(Cause::PodUnreachable, format!("pod {pod} did not take its placement: {message}")));
+    }
+    for step in &plan.pods {
+        match &step.action {
+            PodAction::Refuse(why) => {
+                return Err(Reasoned::new(why.cause, format!("pod {}: {}", step.pod, why.message)));
+            }
+            PodAction::Put { .. } => {
+                return Err(Reasoned::new(Cause::Loading, format!("pod {} was told what to hold", step.pod)));
+            }
+            PodAction::Keep | PodAction::Wait(_) => {}
+        }
+    }
+    for adapter in &plan.adapters {
+        if let Verdict::Placed { refused: Some(why), .. } = &adapter.verdict {
+            return Err(Reasoned::new(why.cause, format!("adapter {}: {}", adapter.name, why.message)));
+        }
+    }
+    let failed = plan.adapters.iter().find(|adapter| adapter.seen.reason == Cause::LoadFailed.to_string());
+    if let Some(adapter) = failed {
+        return Err(Reasoned::new(Cause::LoadFailed, format!("adapter {}: {}", adapter.name, adapter.seen.message)));
+    }
+    let loading = plan.adapters.iter().find(|adapter| adapter.seen.reason == Cause::Loading.to_string());
+    if let Some(adapter) = loading {
+        return Err(Reasoned::new(Cause::Loading, format!("adapter {}: {}", adapter.name, adapter.seen.message)));
+    }
+    Ok(String::new())
+}
+
+/// Somebody answers: an engine pod and a gateway pod.
+fn available(observed: &Observed, plan: &Plan) -> Result<String, Reasoned> {
+    if observed.pool.spec.replicas == 0 {
+        return Err(Reasoned::new(Cause::NoReadyPod, "spec.replicas is 0"));
+    }
+    if serving(observed, plan).next().is_none() {
+        if let Some(blocked) = &plan.blocked {
+            return Err(blocked.clone());
+        }
+        return Err(pods_not_ready(observed, plan, Cause::NoReadyPod, "no engine pod takes traffic yet".to_owned()));
+    }
+    if observed.pool.spec.gateway.replicas > 0 && observed.gateway.ready == 0 {
+        return Err(Reasoned::new(Cause::GatewayNotReady, "no gateway pod takes traffic yet"));
+    }
+    Ok(String::new())
+}
+
+/// All pods are of the present template and take traffic. Adapters speak for themselves.
+fn ready(observed: &Observed, plan: &Plan, unavailable: Option<&Reasoned>) -> Result<String, Reasoned> {
+    if let Some(blocked) = &plan.blocked {
+        return Err(blocked.clone());
+    }
+    if let Some(why) = unavailable {
+        return Err(why.clone());
+    }
+    let refused = plan.pods.iter().find_map(|step| match &step.action {
+        PodAction::Refuse(why) => Some(Reasoned::new(why.cause, format!("pod {}: {}", step.pod, why.message))),
+        _ => None,
+    });
+    if let Some(why) = refused {
+        return Err(why);
+    }
+    let desired = observed.pool.spec.replicas;
+    let serving = u32::try_from(serving(observed, plan).count()).unwrap_or(u32::MAX);
+    let updated = if observed.engine.observed { observed.engine.updated } else { 0 };
+    if serving < desired || updated < desired {
+        let message = format!("{serving} of {desired} engine pods take traffic, {updated} are of the present template");
+        return Err(pods_not_ready(observed, plan, Cause::PodsNotReady, message));
+    }
+    let gateways = observed.pool.spec.gateway.replicas;
+    if observed.gateway.ready < gateways {
+        let message = format!("{} of {gateways} gateway pods take traffic", observed.gateway.ready);
+        return Err(Reasoned::new(Cause::GatewayNotReady, message));
+    }
+    Ok(format!("{serving} engine pods take traffic"))
+}
+
+/// The counts, and the first pod that says why it does not run.
+fn pods_not_ready(observed: &Observed, plan: &Plan, cause: Cause, message: String) -> Reasoned {
+    let waits = plan.pods.iter().filter_map(|step| match &step.action {
+        PodAction::Wait(why) if why.cause != Cause::Waiting => Some((&step.pod, why)),
+        _ => None,
+    });
+    let not_ready = |pod: &str| observed.pods.iter().any(|seen| seen.name == pod && !seen.takes_traffic());
+    match waits.into_iter().find(|(pod, _)| not_ready(pod)) {
+        Some((pod, why)) => Reasoned::new(cause, format!("{message}; pod {pod}: {}", why.message)),
+        None => Reasoned::new(cause, message),
+    }
+}

@@ -1,0 +1,79 @@
+//! What the command line says, once and for all.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Settings of `lorafleet-operator run`.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Settings {
+    /// Image of the engine, where a pool names none.
+    #[arg(long, env = "LORAFLEET_ENGINE_IMAGE")]
+    pub engine_image: String,
+    /// Image of the gateway, where a pool names none.
+    #[arg(long, env = "LORAFLEET_GATEWAY_IMAGE")]
+    pub gateway_image: String,
+    /// Pull policy of both.
+    #[arg(long, env = "LORAFLEET_IMAGE_PULL_POLICY", default_value = "IfNotPresent",
+          value_parser = ["Always", "IfNotPresent", "Never"])]
+    pub image_pull_policy: String,
+    /// ClusterRole that every gateway is bound to in its own namespace.
+    #[arg(long, env = "LORAFLEET_GATEWAY_CLUSTER_ROLE", default_value = "lorafleet-gateway")]
+    pub gateway_cluster_role: String,
+    /// Namespace of the Lease by which one operator of several is elected.
+    #[arg(long, env = "POD_NAMESPACE", default_value = "lorafleet-system")]
+    pub namespace: String,
+    /// Who this operator is in that election. Default: a random name.
+    #[arg(long, env = "POD_NAME")]
+    pub identity: Option<String>,
+    /// Address of /metrics, /healthz and /readyz.
+    #[arg(long, env = "LORAFLEET_LISTEN", default_value = "0.0.0.0:8080")]
+    pub listen: SocketAddr,
+    /// If given, no allowedSources entry of any BaseModel reaches beyond one of these prefixes.
+    #[arg(long = "source-cap", env = "LORAFLEET_SOURCE_CAPS", value_delimiter = ',', value_name = "PREFIX")]
+    pub source_caps: Vec<String>,
+    /// Adapters and base models that are read at the same time.
+    #[arg(long, env = "LORAFLEET_READS_MAX", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub reads_max: u16,
+    /// Seconds between two looks at a pool in which nothing happens.
+    #[arg(long, env = "LORAFLEET_HEARTBEAT_S", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=600))]
+    pub heartbeat_s: u16,
+}
+
+/// Limits that nobody has to tune, in one place.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Objects of one kind that are reconciled at the same time.
+    pub reconciles_max: u16,
+    /// Engine pods that are asked at the same time, per pool.
+    pub pods_asked_max: usize,
+    /// For one request to an engine pod.
+    pub engine_timeout: Duration,
+    /// Largest report of an engine pod, in bytes.
+    pub report_bytes_max: usize,
+    /// Between two looks at a pool in which something happens.
+    pub pass_busy: Duration,
+    /// Between two looks at a pool in which something fails.
+    pub pass_failing: Duration,
+    /// First and longest wait after a source could not be read.
+    pub retry_first: Duration,
+    pub retry_longest: Duration,
+    /// Between two looks for a source that does not exist or refuses the credentials.
+    pub retry_absent: Duration,
+    /// For reading one source from the first byte to the last.
+    pub read_timeout: Duration,
+}
+
+impl Limits {
+    pub const DEFAULT: Self = Self {
+        reconciles_max: 16,
+        pods_asked_max: 16,
+        engine_timeout: Duration::from_secs(3),
+        report_bytes_max: 16 << 20,
+        pass_busy: Duration::from_secs(1),
+        pass_failing: Duration::from_secs(4),
+        retry_first: Duration::from_secs(1),
+        retry_longest: Duration::from_secs(60),
+        retry_absent: Duration::from_secs(30),
+        read_timeout: Duration::from_secs(3600),
+    };
+}

@@ -1,0 +1,161 @@
+//! From what a spec says about a source to a reader of it: the entry that allows it, and its credentials.
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::Api;
+use lorafleet_artifact::{Reason, Scheme, SourceUri};
+use lorafleet_crds::condition::Cause;
+use lorafleet_crds::{SecretRef, SourceFile, names};
+use lorafleet_source::{Access, AdapterError, Credentials, ErrorKind, FileInfo, ReadLimits, SourceError, Sources};
+
+use crate::context::Context;
+use crate::job::{Fault, FaultKind};
+
+/// How to reach a source, as an entry of a spec says it.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Door {
+    /// Namespace of the Secret.
+    pub namespace: String,
+    pub prefix: String,
+    pub endpoint: Option<String>,
+    pub region: Option<String>,
+    pub secret: Option<String>,
+}
+
+impl Door {
+    pub fn new(
+        namespace: &str,
+        prefix: &str,
+        endpoint: Option<&String>,
+        region: Option<&String>,
+        secret: Option<&SecretRef>,
+    ) -> Self {
+        Self {
+            namespace: namespace.to_owned(),
+            prefix: prefix.to_owned(),
+            endpoint: endpoint.cloned(),
+            region: region.cloned(),
+            secret: secret.map(|secret| secret.name.clone()),
+        }
+    }
+}
+
+/// Why a source is not read at all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Closed {
+    pub cause: Cause,
+    pub message: String,
+}
+
+/// The URI in its one normal form, if this version reads its scheme and the cluster's caps leave it open.
+pub fn readable(uri: &str, caps: &[String]) -> Result<SourceUri, Closed> {
+    let closed = |cause, message| Closed { cause, message };
+    let uri: SourceUri =
+        uri.parse().map_err(|refusal: lorafleet_artifact::Refusal| closed(Cause::SourceForbidden, refusal.message))?;
+    if uri.scheme() != Scheme::S3 {
+        let scheme = uri.scheme().as_str();
+        return Err(closed(
+            Cause::UnsupportedSource,
+            format!("'{uri}': this version reads s3:// sources, not {scheme}://"),
+        ));
+    }
+    // A cap that cannot be read opens nothing.
+    let open = |cap: &String| cap.parse().is_ok_and(|cap: SourceUri| uri.is_within(&cap));
+    if !caps.is_empty() && !caps.iter().any(open) {
+        return Err(closed(
+            Cause::SourceForbidden,
+            format!("'{uri}' is beyond the cluster's source caps: {}", caps.join(", ")),
+        ));
+    }
+    Ok(uri)
+}
+
+/// A reader for what is behind one door. The Secret is read now, so that a changed one counts at the next attempt.
+pub async fn open(door: &Door, context: &Context) -> Result<Sources, Fault> {
+    let missing = |message: String| Fault { kind: FaultKind::CredentialsMissing, message };
+    let prefix = door.prefix.parse().map_err(|refusal: lorafleet_artifact::Refusal| missing(refusal.message))?;
+    let credentials = match &door.secret {
+        None => Credentials::Ambient,
+        Some(name) => credentials(&door.namespace, name, context).await?,
+    };
+    let access = Access { prefix, endpoint: door.endpoint.clone(), region: door.region.clone(), credentials };
+    Ok(Sources::new([access], ReadLimits::default()))
+}
+
+async fn credentials(namespace: &str, name: &str, context: &Context) -> Result<Credentials, Fault> {
+    let missing = |message: String| Fault { kind: FaultKind::CredentialsMissing, message };
+    let secret = Api::<Secret>::namespaced(context.client.clone(), namespace)
+        .get_opt(name)
+        .await
+        .map_err(|error| Fault {
+            kind: FaultKind::Unavailable,
+            message: format!("reading the Secret '{name}': {error}"),
+        })?
+        .ok_or_else(|| missing(format!("there is no Secret '{name}'")))?;
+    let entry = |entry: &str| {
+        let bytes = secret.data.as_ref()?.get(entry)?.0.clone();
+        String::from_utf8(bytes).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+    };
+    let wanted = |key: &str| entry(key).ok_or_else(|| missing(format!("the Secret '{name}' has no entry '{key}'")));
+    Ok(Credentials::Static {
+        access_key_id: wanted(names::ACCESS_KEY_ID_ENTRY)?,
+        secret_access_key: wanted(names::SECRET_ACCESS_KEY_ENTRY)?,
+        session_token: entry(names::SESSION_TOKEN_ENTRY),
+    })
+}
+
+/// What ended a read: a fault of the way, which is tried again, or a final answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReadEnd {
+    Fault(Fault),
+    Refused { reason: String, message: String },
+}
+
+impl From<AdapterError> for ReadEnd {
+    fn from(error: AdapterError) -> Self {
+        match error {
+            AdapterError::Source(error) => error.into(),
+            // Somebody may still put it there.
+            AdapterError::Refused(refusal) if refusal.reason == Reason::NotFound => {
+                Self::Fault(Fault { kind: FaultKind::NotFound, message: refusal.message })
+            }
+            AdapterError::Refused(refusal) => {
+                Self::Refused { reason: refusal.reason.to_string(), message: refusal.message }
+            }
+        }
+    }
+}
+
+impl From<SourceError> for ReadEnd {
+    fn from(error: SourceError) -> Self {
+        let message = error.to_string();
+        let fault = |kind| Self::Fault(Fault { kind, message: message.clone() });
+        match error.kind {
+            ErrorKind::Timeout | ErrorKind::Unavailable | ErrorKind::Changed => fault(FaultKind::Unavailable),
+            ErrorKind::NotFound => fault(FaultKind::NotFound),
+            ErrorKind::Forbidden | ErrorKind::Misconfigured => fault(FaultKind::AccessDenied),
+            ErrorKind::NotAllowed | ErrorKind::TooLarge | ErrorKind::Unsupported => {
+                Self::Refused { reason: error.kind.as_str().to_owned(), message }
+            }
+        }
+    }
+}
+
+/// The cause that a condition names for a fault.
+pub fn cause(kind: FaultKind) -> Cause {
+    match kind {
+        FaultKind::Unavailable => Cause::SourceUnavailable,
+        FaultKind::NotFound => Cause::SourceNotFound,
+        FaultKind::AccessDenied => Cause::AccessDenied,
+        FaultKind::CredentialsMissing => Cause::CredentialsMissing,
+    }
+}
+
+/// Whether a fault stays until somebody does something.
+pub fn stalls(kind: FaultKind) -> bool {
+    kind != FaultKind::Unavailable
+}
+
+/// A file as a status names it.
+pub fn source_file(file: &FileInfo) -> SourceFile {
+    SourceFile { name: file.name.clone(), size_bytes: file.bytes, version: Some(file.version.to_string()) }
+}

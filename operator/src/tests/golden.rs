@@ -1,0 +1,85 @@
+//! Golden transcripts: an observed world as YAML in, the plan and the conditions as text out.
+//!
+//! A case is laid over `world.yaml` of its folder. `UPDATE_GOLDEN=1` writes the transcripts.
+
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::jiff::Timestamp;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::settings::Limits;
+use crate::{intake, pool};
+
+fn now() -> Timestamp {
+    Timestamp::from_second(1_900_000_000).unwrap()
+}
+
+#[test]
+fn pool_plans() {
+    check("pool", |observed: pool::Observed| {
+        let plan = pool::plan(&observed);
+        let (status, pace) = pool::status(&observed, &plan, &pool::Applied::default(), now());
+        let counts = status.adapters;
+        let mut text = plan.to_string();
+        text += &format!(
+            "pods {} of {}, adapters {} ready, {} failed of {}; {pace:?}\n",
+            status.ready_replicas, status.desired_replicas, counts.ready, counts.failed, counts.total
+        );
+        for condition in &status.conditions {
+            text += &format!("{}={} {} {}\n", condition.type_, condition.status, condition.reason, condition.message);
+        }
+        text
+    });
+}
+
+#[test]
+fn intake_plans() {
+    check("intake", |observed: intake::Observed| intake::plan(&observed, &Limits::DEFAULT).to_string());
+}
+
+fn check<T: DeserializeOwned>(folder: &str, transcript: impl Fn(T) -> String) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/tests").join(folder);
+    let world = read(&folder.join("world.yaml"));
+    let mut cases: Vec<PathBuf> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    cases.retain(|path| path.extension().is_some_and(|ending| ending == "yaml") && !path.ends_with("world.yaml"));
+    cases.sort();
+    assert!(!cases.is_empty());
+    let mut wrong = Vec::new();
+    for case in cases {
+        let mut value = world.clone();
+        merge(&mut value, read(&case));
+        let observed = serde_json::from_value(value).unwrap_or_else(|error| panic!("{}: {error}", case.display()));
+        let text = transcript(observed);
+        let golden = case.with_extension("txt");
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::write(&golden, &text).unwrap();
+        }
+        let expected = std::fs::read_to_string(&golden).unwrap_or_default();
+        if expected != text {
+            wrong.push(format!("{}\n--- expected\n{expected}--- found\n{text}", case.display()));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+fn read(path: &Path) -> Value {
+    let text = std::fs::read_to_string(path).unwrap();
+    serde_norway::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Objects are merged, everything else replaces; null takes away.
+fn merge(into: &mut Value, from: Value) {
+    match (into, from) {
+        (Value::Object(into), Value::Object(from)) => {
+            for (key, value) in from {
+                if value.is_null() {
+                    into.remove(&key);
+                } else {
+                    merge(into.entry(key).or_insert(Value::Null), value);
+                }
+            }
+        }
+        (into, from) => *into = from,
+    }
+}

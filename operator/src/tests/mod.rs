@@ -1,0 +1,4 @@
+//! Tests of the plans: golden transcripts, and a simulated cluster that is killed at every step.
+
+mod golden;
+mod simulation;
