@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
+use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
@@ -40,6 +41,13 @@ impl Engine {
         self.snapshot.borrow().clone()
     }
 
+    /// Waits until a snapshot shows what is looked for; false if none did in time.
+    pub async fn shows(&self, time_max: Duration, looked_for: impl Fn(&Snapshot) -> bool) -> bool {
+        let mut snapshot = self.snapshot.clone();
+        let shown = tokio::time::timeout(time_max, snapshot.wait_for(|snapshot| looked_for(snapshot))).await;
+        matches!(shown, Ok(Ok(_)))
+    }
+
     /// A place in the queue for one sequence; it is free again when the sequence has ended.
     ///
     /// # Errors
@@ -49,6 +57,11 @@ impl Engine {
             let most = self.limits.max_queued;
             Refusal::busy(format!("{most} sequences wait or run, the limit is {most}"))
         })
+    }
+
+    /// Sequences that wait or run, from the moment that they were given a place.
+    pub fn open_sequences(&self) -> usize {
+        (self.limits.max_queued as usize).saturating_sub(self.places.available_permits())
     }
 
     /// # Errors

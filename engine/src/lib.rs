@@ -2,24 +2,49 @@
 //!
 //! Read `step` first; then `state` (what there is), `schedule` and `moves` (what to do, pure), `pages`.
 
-pub mod adapter;
-pub mod backend;
-pub mod batch;
-pub mod engine;
-pub mod layout;
-pub mod limits;
-pub mod metrics;
-pub mod model;
+// The loop and what it owns.
+pub mod step;
+
+pub mod state;
+
 pub mod moves;
-pub mod names;
-pub mod pages;
-pub mod refusal;
-pub mod residency;
 pub mod schedule;
+
+pub mod pages;
+pub mod residency;
 pub mod sequence;
+pub mod snapshot;
+
+// Arithmetic.
+pub mod batch;
+
+pub mod backend;
+
+pub mod layout;
+pub mod model;
+
+// Adapters on their way in.
+pub mod adapter;
+
+pub mod loader;
+
+// The process around the loop.
+pub mod serve;
+
+pub mod config;
+pub mod http;
+pub mod limits;
+pub mod refusal;
+
+pub mod engine;
+pub mod fleet;
+pub mod names;
+pub mod report;
+
+pub mod exposition;
+pub mod metrics;
+
+pub mod text;
+
 #[cfg(test)]
 mod simulation;
-pub mod snapshot;
-pub mod state;
-pub mod step;
-pub mod text;

@@ -102,15 +102,20 @@ impl State {
         self.waiting.insert(place, sequence);
     }
 
-    /// Removes sequences whose readers are gone, and retired adapters that nobody uses any more.
-    pub fn sweep(&mut self) {
+    /// Removes sequences whose readers are gone, and retired adapters that nobody uses any more. Says whether there
+    /// were any.
+    pub fn sweep(&mut self) -> bool {
+        let before = (self.waiting.len(), self.running.len(), self.residency.len());
         self.waiting.retain(|sequence| !sequence.abandoned());
         let (gone, kept) = std::mem::take(&mut self.running).into_iter().partition(Sequence::abandoned);
         self.running = kept;
         self.let_go(gone);
         let waiting = &self.waiting;
         let waited_for = |digest: &Digest| waiting.iter().any(|other| other.owner == KvOwner::Adapter(*digest));
-        self.drops.extend(self.residency.sweep(waited_for, &mut self.pages));
+        for resident in self.residency.sweep(waited_for, &mut self.pages) {
+            self.forget(Some(resident));
+        }
+        before != (self.waiting.len(), self.running.len(), self.residency.len())
     }
 
     /// Ends every waiting sequence of an adapter with the same answer.

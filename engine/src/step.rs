@@ -84,7 +84,7 @@ impl Stepper {
 
     /// Moves, schedule, submit, wait, commit, emit. Says whether there was anything to compute.
     pub fn step(&mut self, now: Instant) -> bool {
-        self.state.sweep();
+        self.changed |= self.state.sweep();
         self.do_moves(now);
         let schedule = schedule::decide(&self.state, now);
         self.changed |= !(schedule.admit.is_empty() && schedule.preempt.is_empty() && schedule.hopeless.is_empty());
@@ -94,6 +94,7 @@ impl Stepper {
         if worked {
             self.compute(&batch, now);
         } else if cfg!(debug_assertions)
+            && self.changed
             && let Err(broken) = self.state.check()
         {
             tracing::error!(broken, "the state contradicts itself");

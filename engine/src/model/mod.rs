@@ -10,6 +10,7 @@ mod identity;
 mod map;
 mod shape;
 mod tensor;
+mod tensors;
 
 use std::path::{Path, PathBuf};
 

@@ -1,0 +1,383 @@
+//! Flags, environment and file into one configuration; limits from the machine where nothing is given.
+
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use lorafleet_artifact::{Digest, SourceUri};
+use lorafleet_source::{Access, Credentials};
+use serde::Deserialize;
+
+use crate::limits::Limits;
+
+/// Every flag of `serve`. A flag goes before its environment variable, that before the file.
+#[derive(Args, Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Flags {
+    /// Base model: a folder with config.json and safetensors, a GGUF file, or a URI within a `[[source]]` of the file.
+    #[arg(long, env = "LORAFLEET_MODEL")]
+    pub model: Option<String>,
+    /// Name of the base model for clients; the last part of its path if not given.
+    #[arg(long, env = "LORAFLEET_SERVED_MODEL_NAME")]
+    pub served_model_name: Option<String>,
+    /// Address to listen on [default: 127.0.0.1:8000].
+    #[arg(long, env = "LORAFLEET_LISTEN")]
+    pub listen: Option<SocketAddr>,
+    /// Where the arithmetic is done [default: cpu].
+    #[arg(long, env = "LORAFLEET_BACKEND")]
+    pub backend: Option<BackendKind>,
+    /// Adapters come with placements only; not ready before the first one.
+    #[arg(long, env = "LORAFLEET_MANAGED", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub managed: Option<bool>,
+    /// NAME=URI of an adapter to load at the start; may be given several times.
+    #[arg(long = "adapter", env = "LORAFLEET_ADAPTER", value_delimiter = ',')]
+    pub adapter: Vec<String>,
+    /// Load each folder in this folder at the start, under its own name.
+    #[arg(long, env = "LORAFLEET_ADAPTER_DIR")]
+    pub adapter_dir: Option<PathBuf>,
+    /// URI prefix from which clients may load adapters; may be given several times. Nothing is allowed by default.
+    #[arg(long = "allowed-source", env = "LORAFLEET_ALLOWED_SOURCE", value_delimiter = ',')]
+    pub allowed_source: Vec<String>,
+    /// File with the key for routes that change something; without one, nobody may.
+    #[arg(long, env = "LORAFLEET_ADMIN_KEY_FILE")]
+    pub admin_key_file: Option<PathBuf>,
+    /// File with the keys of clients, one a line; without one, everybody may ask.
+    #[arg(long, env = "LORAFLEET_API_KEY_FILE")]
+    pub api_key_file: Option<PathBuf>,
+    /// TOML file with any of these flags (underscores for hyphens) and `[[source]]` entries.
+    #[arg(long, env = "LORAFLEET_CONFIG")]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
+    /// Distinct adapters in one batch.
+    #[arg(long, env = "LORAFLEET_MAX_ADAPTERS_PER_BATCH")]
+    pub max_adapters_per_batch: Option<u32>,
+    /// Largest rank that is accepted.
+    #[arg(long, env = "LORAFLEET_MAX_RANK")]
+    pub max_rank: Option<u32>,
+    /// Sequences that run at once.
+    #[arg(long, env = "LORAFLEET_MAX_SEQUENCES")]
+    pub max_sequences: Option<u32>,
+    /// Tokens of one step, prompts and answers together.
+    #[arg(long, env = "LORAFLEET_MAX_STEP_TOKENS")]
+    pub max_step_tokens: Option<u32>,
+    /// Prompt and answer of one sequence; the model's own context if not given.
+    #[arg(long, env = "LORAFLEET_MAX_MODEL_TOKENS")]
+    pub max_model_tokens: Option<u32>,
+    /// Sequences that wait or run before clients are told to come back later.
+    #[arg(long, env = "LORAFLEET_MAX_QUEUED")]
+    pub max_queued: Option<u32>,
+    /// Bytes for keys, values and adapters of the running batch.
+    #[arg(long, env = "LORAFLEET_PAGE_BUDGET")]
+    pub page_budget: Option<u64>,
+    /// Bytes of host memory for adapters.
+    #[arg(long, env = "LORAFLEET_HOST_CACHE")]
+    pub host_cache: Option<u64>,
+    /// DIR,BYTES: folder for verified adapters and for the last placement.
+    #[arg(long, env = "LORAFLEET_DISK_CACHE")]
+    pub disk_cache: Option<String>,
+    /// Compute threads; all cores if not given.
+    #[arg(long, env = "LORAFLEET_THREADS")]
+    pub threads: Option<NonZeroUsize>,
+    /// Longest wait, in milliseconds, of a request that lacks only a place for its adapter.
+    #[arg(long, env = "LORAFLEET_AGE_MS_MAX")]
+    pub age_ms_max: Option<u64>,
+    /// How long, in seconds, running requests may go on after SIGTERM.
+    #[arg(long, env = "LORAFLEET_DRAIN_SECONDS_MAX")]
+    pub drain_seconds_max: Option<u64>,
+    /// Digest that counts as this base beside its own; may be given several times.
+    #[arg(long = "base-identity", env = "LORAFLEET_BASE_IDENTITY", value_delimiter = ',')]
+    pub base_identity: Vec<Digest>,
+    #[arg(skip)]
+    pub source: Vec<SourceEntry>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum BackendKind {
+    Cpu,
+    Cuda,
+}
+
+/// An allowed source, and how to reach it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SourceEntry {
+    pub prefix: String,
+    pub endpoint: Option<String>,
+    pub region: Option<String>,
+    /// Files access-key-id, secret-access-key and perhaps session-token; the ambient chain if not given.
+    pub credentials_dir: Option<PathBuf>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("cannot read the configuration {path}")]
+    Read {
+        path: String,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("the configuration {path} is not understood: {why}")]
+    Parse { path: String, why: String },
+    #[error("--{flag}: {why}")]
+    Flag { flag: &'static str, why: String },
+}
+
+/// What the process does, decided once at start.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub model: String,
+    pub served_model_name: String,
+    pub listen: SocketAddr,
+    pub managed: bool,
+    /// (name, URI) to load at the start.
+    pub adapters: Vec<(String, String)>,
+    pub sources: Vec<Access>,
+    pub admin_key_file: Option<PathBuf>,
+    pub api_key_file: Option<PathBuf>,
+    pub page_budget_bytes: u64,
+    pub disk_cache: Option<(PathBuf, u64)>,
+    pub threads: Option<NonZeroUsize>,
+    pub base_identities: Vec<Digest>,
+    /// `max_model_tokens` is what was asked for; the model's context bounds it later.
+    pub limits: Limits,
+    pub max_model_tokens: Option<u32>,
+}
+
+impl Flags {
+    /// Fills what these flags leave open from the file that they name.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or that holds anything unknown.
+    pub fn with_file(self) -> Result<Self, ConfigError> {
+        let Some(path) = self.config.clone() else { return Ok(self) };
+        let shown = path.display().to_string();
+        let text =
+            std::fs::read_to_string(&path).map_err(|source| ConfigError::Read { path: shown.clone(), source })?;
+        let file = toml::from_str(&text).map_err(|error| ConfigError::Parse { path: shown, why: error.to_string() })?;
+        Ok(self.or(file))
+    }
+
+    fn or(self, file: Self) -> Self {
+        let list = |own: Vec<String>, other: Vec<String>| if own.is_empty() { other } else { own };
+        Self {
+            model: self.model.or(file.model),
+            served_model_name: self.served_model_name.or(file.served_model_name),
+            listen: self.listen.or(file.listen),
+            backend: self.backend.or(file.backend),
+            managed: self.managed.or(file.managed),
+            adapter: list(self.adapter, file.adapter),
+            adapter_dir: self.adapter_dir.or(file.adapter_dir),
+            allowed_source: list(self.allowed_source, file.allowed_source),
+            admin_key_file: self.admin_key_file.or(file.admin_key_file),
+            api_key_file: self.api_key_file.or(file.api_key_file),
+            config: self.config,
+            max_adapters_per_batch: self.max_adapters_per_batch.or(file.max_adapters_per_batch),
+            max_rank: self.max_rank.or(file.max_rank),
+            max_sequences: self.max_sequences.or(file.max_sequences),
+            max_step_tokens: self.max_step_tokens.or(file.max_step_tokens),
+            max_model_tokens: self.max_model_tokens.or(file.max_model_tokens),
+            max_queued: self.max_queued.or(file.max_queued),
+            page_budget: self.page_budget.or(file.page_budget),
+            host_cache: self.host_cache.or(file.host_cache),
+            disk_cache: self.disk_cache.or(file.disk_cache),
+            threads: self.threads.or(file.threads),
+            age_ms_max: self.age_ms_max.or(file.age_ms_max),
+            drain_seconds_max: self.drain_seconds_max.or(file.drain_seconds_max),
+            base_identity: if self.base_identity.is_empty() { file.base_identity } else { self.base_identity },
+            source: file.source,
+        }
+    }
+
+    /// # Errors
+    /// The flag that is missing or contradicts another, by name.
+    pub fn resolve(self, memory_bytes: u64) -> Result<Config, ConfigError> {
+        let model = self.model.clone().ok_or_else(|| flag("model", "is needed"))?;
+        if self.backend == Some(BackendKind::Cuda) {
+            return Err(flag("backend", "cuda is not part of this build"));
+        }
+        let limits = self.limits(memory_bytes)?;
+        let adapters = self.adapters()?;
+        let last = model.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+        let name = last.strip_suffix(".gguf").unwrap_or(last).to_owned();
+        Ok(Config {
+            served_model_name: self.served_model_name.clone().unwrap_or(name),
+            listen: self.listen.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 8000))),
+            managed: self.managed.unwrap_or(false),
+            sources: self.sources(&adapters)?,
+            adapters,
+            model,
+            page_budget_bytes: self.page_budget.unwrap_or((memory_bytes / 4).clamp(64 << 20, 4 << 30)),
+            disk_cache: self.disk_cache.as_deref().map(disk_cache).transpose()?,
+            threads: self.threads,
+            base_identities: self.base_identity,
+            admin_key_file: self.admin_key_file,
+            api_key_file: self.api_key_file,
+            max_model_tokens: self.max_model_tokens,
+            limits,
+        })
+    }
+
+    fn limits(&self, memory_bytes: u64) -> Result<Limits, ConfigError> {
+        let base = Limits::default();
+        let limits = Limits {
+            max_adapters_per_batch: self.max_adapters_per_batch.unwrap_or(base.max_adapters_per_batch),
+            max_rank: self.max_rank.unwrap_or(base.max_rank),
+            max_sequences: self.max_sequences.unwrap_or(base.max_sequences),
+            max_step_tokens: self.max_step_tokens.unwrap_or(base.max_step_tokens),
+            max_queued: self.max_queued.unwrap_or(base.max_queued),
+            host_cache_bytes: self.host_cache.unwrap_or((memory_bytes / 8).clamp(64 << 20, 16 << 30)),
+            age_max: self.age_ms_max.map_or(base.age_max, Duration::from_millis),
+            drain_max: self.drain_seconds_max.map_or(base.drain_max, Duration::from_secs),
+            ..base
+        };
+        let positive = [
+            ("max-adapters-per-batch", limits.max_adapters_per_batch),
+            ("max-rank", limits.max_rank),
+            ("max-sequences", limits.max_sequences),
+            ("max-queued", limits.max_queued),
+        ];
+        if let Some((name, _)) = positive.into_iter().find(|(_, value)| *value == 0) {
+            return Err(flag(name, "must be at least 1"));
+        }
+        let (tokens, sequences) = (limits.max_step_tokens, limits.max_sequences);
+        if tokens < sequences {
+            let why =
+                format!("is {tokens}, less than the {sequences} of --max-sequences, which all decode in one step");
+            return Err(flag("max-step-tokens", why));
+        }
+        Ok(limits)
+    }
+
+    fn adapters(&self) -> Result<Vec<(String, String)>, ConfigError> {
+        let mut adapters = Vec::new();
+        for given in &self.adapter {
+            let (name, uri) =
+                given.split_once('=').ok_or_else(|| flag("adapter", format!("'{given}' is not NAME=URI")))?;
+            adapters.push((name.to_owned(), absolute("adapter", uri)?));
+        }
+        if let Some(folder) = &self.adapter_dir {
+            let unreadable = |error: std::io::Error| flag("adapter-dir", format!("{}: {error}", folder.display()));
+            let mut found = Vec::new();
+            for entry in std::fs::read_dir(folder).map_err(unreadable)? {
+                let entry = entry.map_err(unreadable)?;
+                if let (true, Some(name)) = (entry.path().is_dir(), entry.file_name().to_str()) {
+                    found.push((name.to_owned(), absolute("adapter-dir", &entry.path().to_string_lossy())?));
+                }
+            }
+            found.sort();
+            adapters.extend(found);
+        }
+        if self.managed == Some(true) && !adapters.is_empty() {
+            return Err(flag("adapter", "a managed engine gets its adapters from its placement"));
+        }
+        Ok(adapters)
+    }
+
+    /// The allow-list; what the command line itself names is allowed.
+    fn sources(&self, adapters: &[(String, String)]) -> Result<Vec<Access>, ConfigError> {
+        let mut sources = Vec::new();
+        for entry in &self.source {
+            let credentials = entry.credentials_dir.clone().map_or(Credentials::Ambient, Credentials::Dir);
+            let (endpoint, region) = (entry.endpoint.clone(), entry.region.clone());
+            sources.push(Access { prefix: uri("source", &entry.prefix)?, endpoint, region, credentials });
+        }
+        for prefix in &self.allowed_source {
+            sources.push(Access::ambient(uri("allowed-source", prefix)?));
+        }
+        for (_, source) in adapters {
+            sources.push(Access::ambient(uri("adapter", source)?));
+        }
+        Ok(sources)
+    }
+}
+
+fn flag(flag: &'static str, why: impl Into<String>) -> ConfigError {
+    ConfigError::Flag { flag, why: why.into() }
+}
+
+fn uri(name: &'static str, text: &str) -> Result<SourceUri, ConfigError> {
+    text.parse().map_err(|refusal: lorafleet_artifact::Refusal| flag(name, refusal.message))
+}
+
+/// On the command line a path may be relative.
+fn absolute(name: &'static str, text: &str) -> Result<String, ConfigError> {
+    if text.contains("://") {
+        return Ok(text.to_owned());
+    }
+    let path = std::path::absolute(Path::new(text)).map_err(|error| flag(name, format!("{text}: {error}")))?;
+    Ok(path.to_string_lossy().into_owned())
+}
+
+fn disk_cache(text: &str) -> Result<(PathBuf, u64), ConfigError> {
+    let wrong = || flag("disk-cache", format!("'{text}' is not DIR,BYTES"));
+    let (folder, bytes) = text.rsplit_once(',').ok_or_else(wrong)?;
+    let bytes = bytes.trim().parse().map_err(|_| wrong())?;
+    if folder.is_empty() { Err(wrong()) } else { Ok((PathBuf::from(folder), bytes)) }
+}
+
+/// Memory that this process may use: the machine's, or less if its control group says so.
+pub fn memory_bytes() -> u64 {
+    let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+        Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+    });
+    let group = number("/sys/fs/cgroup/memory.max").or_else(|| number("/sys/fs/cgroup/memory/memory.limit_in_bytes"));
+    // Where neither can be read, what a small machine has.
+    machine.into_iter().chain(group).min().unwrap_or(1 << 30)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(toml: &str, expected: Result<&str, &str>) {
+        let flags: Result<Flags, _> = toml::from_str(toml);
+        let config = flags.map_err(|error| error.to_string()).and_then(|flags| {
+            Flags { model: flags.model.clone().or(Some("/m/tiny.gguf".into())), ..flags }
+                .resolve(1 << 30)
+                .map_err(|error| error.to_string())
+        });
+        match (config, expected) {
+            (Ok(config), Ok(expected)) => {
+                let shown = format!(
+                    "{} {} pages={} host={} tokens={} sources={}",
+                    config.served_model_name,
+                    config.listen,
+                    config.page_budget_bytes >> 20,
+                    config.limits.host_cache_bytes >> 20,
+                    config.limits.max_step_tokens,
+                    config.sources.iter().map(|source| source.prefix.to_string()).collect::<Vec<_>>().join(" ")
+                );
+                assert_eq!(shown, expected, "{toml}");
+            }
+            (Err(error), Err(expected)) => assert!(error.contains(expected), "{toml}: {error}"),
+            (found, expected) => panic!("{toml}: {found:?}, expected {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn the_file_holds_every_flag_and_limits_follow_the_machine() {
+        check("", Ok("tiny 127.0.0.1:8000 pages=256 host=128 tokens=256 sources="));
+        check(
+            "model = \"s3://models/smollm2\"\nlisten = \"0.0.0.0:9\"\npage_budget = 1048576\nmax_step_tokens = 64\n\
+             [[source]]\nprefix = \"s3://models/\"\nendpoint = \"http://s3:9000\"",
+            Ok("smollm2 0.0.0.0:9 pages=1 host=128 tokens=64 sources=s3://models"),
+        );
+        check(
+            "allowed_source = [\"/a/b/\"]",
+            Ok("tiny 127.0.0.1:8000 pages=256 host=128 tokens=256 sources=file:///a/b"),
+        );
+        check("max_step_tokens = 8", Err("less than the 32 of --max-sequences"));
+        check("max_sequences = 0", Err("--max-sequences: must be at least 1"));
+        check("max_sequence = 1", Err("unknown field"));
+        check("adapter = [\"a\"]", Err("'a' is not NAME=URI"));
+        check("disk_cache = \"/x\"", Err("'/x' is not DIR,BYTES"));
+        check("backend = \"cuda\"", Err("cuda is not part of this build"));
+        check("allowed_source = [\"/a/../b\"]", Err("--allowed-source"));
+        check("managed = true\nadapter = [\"a=/b\"]", Err("gets its adapters from its placement"));
+    }
+}

@@ -1,0 +1,441 @@
+//! The adapters by name: loading, unloading, the desired placement, and the report about all of it.
+//!
+//! Names live here, bytes and pages with the step thread; a digest is what the two talk about.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lorafleet_artifact::Digest;
+use lorafleet_crds::wire::{Budgets, Floor, LoadReply, LoadRequest, PlacedAdapter, Placement, Role, Tier};
+
+use crate::engine::Engine;
+use crate::names::{Names, Resolved, check_name};
+use crate::refusal::{Refusal, shown};
+use crate::report;
+use crate::residency::{Enrolment, Loaded};
+use crate::snapshot::Snapshot;
+use crate::step::Command;
+
+pub type Loading = Pin<Box<dyn Future<Output = Result<Loaded, Refusal>> + Send>>;
+
+/// Fetches and verifies an adapter, off the step thread.
+pub trait Load: Send + Sync {
+    /// `expected` is the digest that it must have, where one is known.
+    fn load(&self, source: String, expected: Option<Digest>) -> Loading;
+
+    /// Bytes of the disk cache: in all, and in use.
+    fn disk_bytes(&self) -> (u64, u64);
+}
+
+/// Who decides what this engine holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Clients load and unload.
+    Standalone,
+    /// One desired placement at a time.
+    Managed,
+}
+
+pub struct Fleet {
+    pub boot_id: String,
+    pub mode: Mode,
+    engine: Engine,
+    loader: Arc<dyn Load>,
+    catalog: Mutex<Catalog>,
+    /// The last accepted placement is kept here over restarts of the process.
+    kept_at: Option<PathBuf>,
+    /// Loads of one name follow one another.
+    turns: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    ready: AtomicBool,
+    /// Adapters of the command line that are still on their way.
+    expected: AtomicUsize,
+}
+
+/// What the fleet shall be.
+#[derive(Clone, Debug, Default)]
+pub struct Catalog {
+    pub names: Names,
+    pub placed: BTreeMap<Digest, Placed>,
+    /// Adapters that are no longer named but may still be used: who they were.
+    pub departed: BTreeMap<Digest, Placed>,
+    /// Accepted in this process.
+    pub placement: Option<Placement>,
+    /// A placement is in force, accepted in this process or kept from the one before.
+    pub placed_once: bool,
+}
+
+/// One adapter version as its owner wants it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placed {
+    pub name: String,
+    pub namespace: String,
+    pub enrolment: Enrolment,
+}
+
+/// A step may take a while on a slow machine.
+const SHOWN_TIME_MAX: Duration = Duration::from_secs(5);
+
+impl Fleet {
+    pub fn new(
+        boot_id: String,
+        mode: Mode,
+        base: String,
+        engine: Engine,
+        loader: Arc<dyn Load>,
+        kept_at: Option<PathBuf>,
+    ) -> Self {
+        let catalog = Mutex::new(Catalog { names: Names::new(base), ..Catalog::default() });
+        let ready = AtomicBool::new(false);
+        Self {
+            boot_id,
+            mode,
+            engine,
+            loader,
+            catalog,
+            kept_at,
+            turns: Mutex::default(),
+            ready,
+            expected: AtomicUsize::new(0),
+        }
+    }
+
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    pub fn catalog(&self) -> MutexGuard<'_, Catalog> {
+        self.catalog.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// # Errors
+    /// 404 or 409, see [`Names::resolve`].
+    pub fn resolve(&self, model: &str) -> Result<Resolved, Refusal> {
+        self.catalog().names.resolve(model)
+    }
+
+    /// Whether each adapter with a floor is there or has failed with a type. Stays true once it was: a pod that
+    /// serves is not taken out of service because it gets one adapter more.
+    pub fn is_ready(&self) -> bool {
+        if self.ready.load(Ordering::Acquire) {
+            return true;
+        }
+        let snapshot = self.engine.snapshot();
+        let catalog = self.catalog();
+        let settled = |digest: &Digest| snapshot.facts(digest).is_some_and(|facts| facts.settled());
+        let placed = self.mode == Mode::Standalone || catalog.placed_once;
+        let ready = placed && self.expected.load(Ordering::Acquire) == 0 && catalog.placed.keys().all(settled);
+        if ready {
+            self.ready.store(true, Ordering::Release);
+        }
+        ready
+    }
+
+    /// Not ready before so many adapters have been loaded or refused.
+    pub fn expect(&self, adapters: usize) {
+        self.expected.fetch_add(adapters, Ordering::AcqRel);
+    }
+
+    pub fn expected_one_is_done(&self) {
+        self.expected.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    pub fn budgets(&self, snapshot: &Snapshot) -> Budgets {
+        let (disk_bytes_total, disk_bytes_used) = self.loader.disk_bytes();
+        Budgets { disk_bytes_total, disk_bytes_used, ..report::budgets(snapshot) }
+    }
+
+    /// Loads an adapter under a name, for a standalone engine.
+    ///
+    /// # Errors
+    /// 409 in a managed engine and for a name that is taken; what the source or the adapter is refused for.
+    pub async fn load(&self, request: LoadRequest) -> Result<LoadReply, Refusal> {
+        self.standalone("load")?;
+        check_name("lora_name", &request.lora_name)?;
+        if request.lora_path.is_empty() {
+            return Err(Refusal::invalid("lora_path", "the path is empty"));
+        }
+        let turn = self.turn(&request.lora_name);
+        let result = {
+            let _held = turn.lock().await;
+            self.load_in_turn(&request).await
+        };
+        drop(turn);
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner).retain(|_, turn| Arc::strong_count(turn) > 1);
+        result
+    }
+
+    fn turn(&self, name: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        turns.entry(name.to_owned()).or_default().clone()
+    }
+
+    async fn load_in_turn(&self, request: &LoadRequest) -> Result<LoadReply, Refusal> {
+        let name = &request.lora_name;
+        {
+            let catalog = self.catalog();
+            if *name == catalog.names.base() {
+                return Err(Refusal::new(409, "NameConflict", format!("'{}' is the base model's name", shown(name))));
+            }
+            if catalog.names.knows(name) && !request.load_inplace {
+                let message = format!(
+                    "the adapter '{}' is loaded already; load_inplace replaces it, unload_lora_adapter removes it",
+                    shown(name)
+                );
+                return Err(Refusal::new(409, "AlreadyLoaded", message));
+            }
+            let (known, most) = (catalog.placed.len(), self.engine.limits.max_adapters as usize);
+            if known >= most && !catalog.names.knows(name) {
+                return Err(Refusal::new(
+                    409,
+                    "TooManyAdapters",
+                    format!("{known} adapters are loaded, the limit is {most}"),
+                ));
+            }
+        }
+        let loaded = self.loader.load(request.lora_path.clone(), request.digest).await?;
+        let loaded = self.engine.affordable(loaded)?;
+        let digest = loaded.adapter.digest;
+        let enrolment = Enrolment {
+            digest,
+            source: request.lora_path.clone(),
+            pinned: request.pinned,
+            floor: if request.pinned { Floor::Device } else { Floor::None },
+        };
+        let reply = LoadReply {
+            lora_name: name.clone(),
+            digest,
+            rank: loaded.rank,
+            modules: loaded.modules,
+            bytes: loaded.bytes,
+            tier: Tier::Host,
+        };
+        self.take_in(name, enrolment, loaded)?;
+        // So that the list of models and the report show it from now on.
+        let shown = |snapshot: &Snapshot| snapshot.facts(&digest).is_some_and(|facts| facts.loads > 0);
+        self.engine.shows(SHOWN_TIME_MAX, shown).await;
+        Ok(reply)
+    }
+
+    fn take_in(&self, name: &str, enrolment: Enrolment, loaded: Loaded) -> Result<(), Refusal> {
+        let digest = enrolment.digest;
+        let mut catalog = self.catalog();
+        self.engine.send(Command::Enrol(vec![(enrolment.clone(), Some(loaded))]))?;
+        let old = catalog.names.remove(name).unwrap_or_default();
+        catalog.names.add(name, digest);
+        catalog.names.point(name, digest);
+        catalog.placed.insert(digest, Placed { name: name.to_owned(), namespace: String::new(), enrolment });
+        catalog.departed.remove(&digest);
+        self.retire_unnamed(&mut catalog, old)
+    }
+
+    /// Takes a name away at once; what runs under it finishes.
+    ///
+    /// # Errors
+    /// 409 in a managed engine, 404 for an unknown name.
+    pub fn unload(&self, name: &str) -> Result<BTreeSet<Digest>, Refusal> {
+        self.standalone("unload")?;
+        let mut catalog = self.catalog();
+        let Some(digests) = catalog.names.remove(name) else {
+            let message = format!("the adapter '{}' is not loaded", shown(name));
+            return Err(Refusal { param: Some("lora_name".into()), ..Refusal::new(404, "AdapterNotFound", message) });
+        };
+        self.retire_unnamed(&mut catalog, digests.clone())?;
+        Ok(digests)
+    }
+
+    fn retire_unnamed(&self, catalog: &mut Catalog, digests: BTreeSet<Digest>) -> Result<(), Refusal> {
+        let gone: Vec<Digest> = digests.into_iter().filter(|digest| !catalog.names.uses(digest)).collect();
+        if gone.is_empty() {
+            return Ok(());
+        }
+        catalog.depart(&gone, |digest| self.engine.snapshot().facts(digest).is_some());
+        self.engine.send(Command::Retire(gone))
+    }
+
+    fn standalone(&self, what: &str) -> Result<(), Refusal> {
+        if self.mode == Mode::Standalone {
+            return Ok(());
+        }
+        let message = format!("a managed engine takes no {what}: its adapters come with its placement");
+        Err(Refusal::new(409, "Managed", message))
+    }
+
+    /// Makes a placement the desired state.
+    ///
+    /// # Errors
+    /// 409 `Stale` or `NameConflict`, 400 for one that contradicts itself, 422 for a role that is not served.
+    pub fn place(&self, placement: Placement) -> Result<(), Refusal> {
+        if self.mode == Mode::Standalone {
+            return Err(Refusal::new(
+                409,
+                "Standalone",
+                "a standalone engine takes no placement: start it with --managed",
+            ));
+        }
+        let mut catalog = self.catalog();
+        if placement.boot_id != self.boot_id {
+            let message =
+                format!("the placement is for boot '{}', this is '{}'", shown(&placement.boot_id), self.boot_id);
+            return Err(Refusal::new(409, "Stale", message));
+        }
+        if let Some(last) = &catalog.placement {
+            let (new, old) = (placement.generation, last.generation);
+            if new < old {
+                return Err(Refusal::new(409, "Stale", format!("generation {new} is older than the accepted {old}")));
+            }
+            if new == old {
+                let message = format!("generation {new} was accepted with another body");
+                return if placement == *last { Ok(()) } else { Err(Refusal::new(409, "Stale", message)) };
+            }
+        }
+        check_placement(&placement, catalog.names.base(), self.engine.limits.max_adapters as usize)?;
+        self.put_in_force(&mut catalog, &placement)?;
+        catalog.placement = Some(placement.clone());
+        drop(catalog);
+        self.keep(&placement);
+        Ok(())
+    }
+
+    fn put_in_force(&self, catalog: &mut Catalog, placement: &Placement) -> Result<(), Refusal> {
+        let known = |digest: &Digest| self.engine.snapshot().facts(digest).is_some();
+        let (enrol, retire) = catalog.adopt(placement, known);
+        self.engine.send(Command::Enrol(enrol.into_iter().map(|enrolment| (enrolment, None)).collect()))?;
+        self.engine.send(Command::Retire(retire))
+    }
+
+    fn keep(&self, placement: &Placement) {
+        let Some(path) = &self.kept_at else { return };
+        if let Err(error) = write_whole(path, placement) {
+            tracing::warn!(path = %path.display(), %error, "the placement is not kept: a restart begins without adapters");
+        }
+    }
+
+    /// Takes up the placement that the process before this one had, so that a restart serves before it is told to.
+    pub fn restore(&self) {
+        let Some(path) = self.kept_at.as_deref().filter(|path| path.exists()) else { return };
+        let most = self.engine.limits.max_adapters as usize;
+        let mut catalog = self.catalog();
+        let restored = read_whole(path).and_then(|placement| {
+            check_placement(&placement, catalog.names.base(), most)?;
+            self.put_in_force(&mut catalog, &placement)?;
+            Ok(placement.adapters.len())
+        });
+        match restored {
+            Ok(adapters) => tracing::info!(adapters, "took up the placement of the process before"),
+            Err(error) => tracing::warn!(path = %path.display(), %error, "the kept placement is not used"),
+        }
+    }
+}
+
+impl Catalog {
+    /// Replaces everything by what a placement says. Returns what to enrol and what to retire.
+    fn adopt(&mut self, placement: &Placement, known: impl Fn(&Digest) -> bool) -> (Vec<Enrolment>, Vec<Digest>) {
+        let mut names = Names::new(self.names.base().to_owned());
+        let mut placed: BTreeMap<Digest, Placed> = BTreeMap::new();
+        for adapter in &placement.adapters {
+            names.add(&adapter.name, adapter.digest);
+            let wanted = Placed::from(adapter);
+            placed
+                .entry(adapter.digest)
+                .and_modify(|known| {
+                    // One content under two names is held as near as the nearer of the two asks.
+                    known.enrolment.pinned |= wanted.enrolment.pinned;
+                    known.enrolment.floor = known.enrolment.floor.max(wanted.enrolment.floor);
+                })
+                .or_insert(wanted);
+        }
+        for (name, digest) in &placement.aliases {
+            names.point(name, *digest);
+        }
+        let enrol = placed.values().map(|adapter| adapter.enrolment.clone()).collect();
+        let retire: Vec<Digest> = self.placed.keys().filter(|digest| !placed.contains_key(digest)).copied().collect();
+        self.depart(&retire, known);
+        self.names = names;
+        self.departed.retain(|digest, _| !placed.contains_key(digest));
+        self.placed = placed;
+        self.placed_once = true;
+        (enrol, retire)
+    }
+
+    fn depart(&mut self, gone: &[Digest], known: impl Fn(&Digest) -> bool) {
+        self.departed.retain(|digest, _| known(digest));
+        for digest in gone {
+            if let Some(placed) = self.placed.remove(digest) {
+                self.departed.insert(*digest, placed);
+            }
+        }
+    }
+}
+
+impl From<&PlacedAdapter> for Placed {
+    fn from(adapter: &PlacedAdapter) -> Self {
+        Self {
+            name: adapter.name.clone(),
+            namespace: adapter.namespace.clone(),
+            enrolment: Enrolment {
+                digest: adapter.digest,
+                source: adapter.uri.clone(),
+                pinned: adapter.pinned,
+                floor: adapter.floor,
+            },
+        }
+    }
+}
+
+/// What one object shows to be wrong, before anything is changed.
+fn check_placement(placement: &Placement, base: &str, adapters_max: usize) -> Result<(), Refusal> {
+    let count = placement.adapters.len();
+    if count > adapters_max {
+        return Err(Refusal::new(
+            409,
+            "TooManyAdapters",
+            format!("{count} adapters are placed, the limit is {adapters_max}"),
+        ));
+    }
+    if placement.revision.len() > 64 {
+        let message = format!("revision has {} bytes, the limit is 64", placement.revision.len());
+        return Err(Refusal::invalid("revision", message));
+    }
+    if let Role::Merged(digest) = &placement.role {
+        let message = format!("the role Merged({digest}) is not supported by this version");
+        return Err(Refusal::new(422, "UnsupportedFeature", message));
+    }
+    let mut seen = BTreeSet::new();
+    for adapter in &placement.adapters {
+        check_name("adapters", &adapter.name)?;
+        if adapter.name == base {
+            return Err(Refusal::new(409, "NameConflict", format!("'{base}' is the base model's name")));
+        }
+        if !seen.insert((&adapter.name, adapter.digest)) {
+            let message = format!("'{}' with {} is placed twice", adapter.name, adapter.digest);
+            return Err(Refusal::invalid("adapters", message));
+        }
+    }
+    for (name, digest) in &placement.aliases {
+        if !seen.contains(&(name, *digest)) {
+            let message = format!("the alias '{}' means {digest}, which is not placed under this name", shown(name));
+            return Err(Refusal::invalid("aliases", message));
+        }
+    }
+    Ok(())
+}
+
+fn write_whole(path: &Path, placement: &Placement) -> std::io::Result<()> {
+    let beside = path.with_extension("new");
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    std::fs::write(&beside, serde_json::to_vec(placement)?)?;
+    std::fs::File::open(&beside)?.sync_all()?;
+    std::fs::rename(&beside, path)
+}
+
+fn read_whole(path: &Path) -> Result<Placement, Refusal> {
+    let unreadable = |error: String| Refusal::new(500, "Unreadable", format!("{}: {error}", path.display()));
+    let bytes = std::fs::read(path).map_err(|error| unreadable(error.to_string()))?;
+    serde_json::from_slice(&bytes).map_err(|error| unreadable(error.to_string()))
+}

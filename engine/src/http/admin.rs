@@ -1,0 +1,65 @@
+//! Routes that change or show what the engine holds.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::Request;
+use axum::response::Response;
+use lorafleet_crds::wire::{BaseReport, LoadRequest, Placement, Report, Role, UnloadRequest};
+
+use super::{App, body, from_json, json};
+use crate::refusal::Refusal;
+use crate::report;
+
+pub async fn load(State(app): State<Arc<App>>, request: Request<Body>) -> Result<Response, Refusal> {
+    app.keys.admin(request.headers())?;
+    app.open()?;
+    let request: LoadRequest = from_json(&body(&app, request).await?)?;
+    let reply = app.fleet.load(request).await?;
+    Ok(json(200, &reply))
+}
+
+pub async fn unload(State(app): State<Arc<App>>, request: Request<Body>) -> Result<Response, Refusal> {
+    app.keys.admin(request.headers())?;
+    let request: UnloadRequest = from_json(&body(&app, request).await?)?;
+    let digests = app.fleet.unload(&request.lora_name)?;
+    Ok(json(200, &serde_json::json!({ "lora_name": request.lora_name, "digests": digests })))
+}
+
+pub async fn place(State(app): State<Arc<App>>, request: Request<Body>) -> Result<Response, Refusal> {
+    app.keys.admin(request.headers())?;
+    let placement: Placement = from_json(&body(&app, request).await?)?;
+    app.fleet.place(placement)?;
+    Ok(json(200, &describe(&app)))
+}
+
+pub async fn report(State(app): State<Arc<App>>, request: Request<Body>) -> Result<Response, Refusal> {
+    app.keys.client(request.headers())?;
+    Ok(json(200, &describe(&app)))
+}
+
+fn describe(app: &App) -> Report {
+    let ready = app.fleet.is_ready();
+    let snapshot = app.fleet.engine().snapshot();
+    let catalog = app.fleet.catalog();
+    Report {
+        boot_id: app.fleet.boot_id.clone(),
+        generation: catalog.placement.as_ref().map_or(0, |placement| placement.generation),
+        revision: catalog.placement.as_ref().map(|placement| placement.revision.clone()).unwrap_or_default(),
+        ready,
+        draining: app.draining.load(Ordering::Acquire),
+        base: BaseReport {
+            name: app.base.name.clone(),
+            digest: app.base.digest,
+            max_model_tokens: app.fleet.engine().limits.max_model_tokens,
+        },
+        role: Role::Shared,
+        budgets: app.fleet.budgets(&snapshot),
+        load: report::load(&snapshot),
+        adapters: report::adapters(&catalog, &snapshot, Instant::now()),
+        aliases: catalog.names.aliases().clone(),
+    }
+}

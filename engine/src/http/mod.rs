@@ -1,0 +1,163 @@
+//! The HTTP side: routes, bodies, keys. Tasks here enqueue and stream; they never touch the state.
+
+mod admin;
+mod answer;
+mod ask;
+mod auth;
+mod fields;
+mod generate;
+mod observe;
+mod shapes;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{HeaderValue, Request, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post, put};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::fleet::Fleet;
+use crate::metrics::Meter;
+use crate::refusal::Refusal;
+use crate::text::Text;
+
+pub use auth::{KeyError, Keys};
+
+/// What all routes share.
+pub struct App {
+    pub fleet: Fleet,
+    pub text: Arc<Text>,
+    pub base: Base,
+    pub keys: Keys,
+    pub meter: Arc<Meter>,
+    pub draining: AtomicBool,
+    /// Numbers the prompts, so that choices of one prompt can share its pages.
+    pub groups: AtomicU64,
+    /// Seconds since 1970.
+    pub started_unix: u64,
+}
+
+/// The base model as clients see it.
+#[derive(Clone, Debug)]
+pub struct Base {
+    pub name: String,
+    pub digest: lorafleet_artifact::Digest,
+    pub vocabulary: u32,
+    /// What the model was made for; `Limits::max_model_tokens` is what is served.
+    pub context: u32,
+}
+
+/// A body that does not arrive within this time ends its request.
+const BODY_TIME_MAX: Duration = Duration::from_secs(30);
+
+pub fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", post(generate::chat))
+        .route("/v1/completions", post(generate::completion))
+        .route("/v1/models", get(observe::models))
+        .route("/v1/load_lora_adapter", post(admin::load))
+        .route("/v1/unload_lora_adapter", post(admin::unload))
+        .route("/v1/placement", put(admin::place))
+        .route("/v1/lora_adapters", get(admin::report))
+        .route("/metrics", get(observe::metrics))
+        .route("/healthz", get(observe::healthz))
+        .route("/readyz", get(observe::readyz))
+        .fallback(async |request: Request<Body>| {
+            let path = crate::refusal::shown(request.uri().path());
+            Refusal::new(404, "RouteNotFound", format!("there is no route {} {path}", request.method())).into_response()
+        })
+        .method_not_allowed_fallback(async |request: Request<Body>| {
+            let path = crate::refusal::shown(request.uri().path());
+            let message = format!("{path} does not take {}", request.method());
+            Refusal::new(405, "MethodNotAllowed", message).into_response()
+        })
+        .layer(axum::middleware::from_fn_with_state(app.clone(), count))
+        .with_state(app)
+}
+
+impl App {
+    /// # Errors
+    /// 503 once the process has been told to end.
+    pub fn open(&self) -> Result<(), Refusal> {
+        if self.draining.load(Ordering::Acquire) { Err(Refusal::draining()) } else { Ok(()) }
+    }
+}
+
+/// Counts replies by route and status; the path is matched against the known routes, so it is no free label.
+async fn count(State(app): State<Arc<App>>, request: Request<Body>, next: axum::middleware::Next) -> Response {
+    const ROUTES: [&str; 10] = [
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/models",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+        "/v1/placement",
+        "/v1/lora_adapters",
+        "/metrics",
+        "/healthz",
+        "/readyz",
+    ];
+    let route = ROUTES.into_iter().find(|route| *route == request.uri().path()).unwrap_or("other");
+    let response = next.run(request).await;
+    app.meter.replied(route, response.status().as_u16());
+    response
+}
+
+/// The whole body, within the limits of size and time.
+///
+/// # Errors
+/// 413 above the limit, 408 if it takes too long.
+async fn body(app: &App, request: Request<Body>) -> Result<Bytes, Refusal> {
+    let most = app.fleet.engine().limits.max_body_bytes;
+    let declared = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    let too_large =
+        |bytes: String| Refusal::new(413, "BodyTooLarge", format!("the body has {bytes} bytes, the limit is {most}"));
+    if let Some(bytes) = declared.filter(|bytes: &usize| *bytes > most) {
+        return Err(too_large(bytes.to_string()));
+    }
+    let read = axum::body::to_bytes(request.into_body(), most);
+    match tokio::time::timeout(BODY_TIME_MAX, read).await {
+        Ok(Ok(bytes)) => Ok(bytes),
+        // With the limit as the only limit of this reader, everything else is a connection that broke.
+        Ok(Err(error)) if error.to_string().contains("limit") => Err(too_large(format!("more than {most}"))),
+        Ok(Err(error)) => Err(Refusal::new(400, "InvalidRequest", format!("the body could not be read: {error}"))),
+        Err(_) => Err(Refusal::new(408, "BodyTimeout", format!("the body did not arrive within {BODY_TIME_MAX:?}"))),
+    }
+}
+
+fn from_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
+    serde_json::from_slice(bytes)
+        .map_err(|error| Refusal::new(400, "InvalidRequest", format!("the body is not what this route takes: {error}")))
+}
+
+fn json<T: Serialize>(status: u16, value: &T) -> Response {
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    match serde_json::to_vec(value) {
+        Ok(bytes) => {
+            (status, [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], bytes).into_response()
+        }
+        Err(error) => {
+            tracing::error!(%error, "a reply could not be written");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let mut response = json(self.status, &self.envelope());
+        if let Some(seconds) = self.retry_after_seconds {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == 401 {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}

@@ -1,0 +1,92 @@
+//! Adapters for the fleet: fetched and verified by `adapter`, measured for the tiers.
+
+use std::sync::Arc;
+
+use lorafleet_artifact::{BaseShape, Digest, Policy};
+use lorafleet_source::{Progress, ReadLimits, Sources};
+use tokio::sync::Semaphore;
+
+use crate::adapter::{BaseTensors, DiskCache, LoadError, LoadedAdapter, Loader};
+use crate::config::Config;
+use crate::fleet::{Load, Loading};
+use crate::layout::Layout;
+use crate::refusal::Refusal;
+use crate::residency::Loaded;
+
+pub struct AdapterLoader {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    loader: Loader,
+    page_bytes: u64,
+    /// Bounds what fetches hold in memory beside the host tier.
+    turns: Semaphore,
+}
+
+impl AdapterLoader {
+    /// # Errors
+    /// If the folder of the disk cache cannot be used.
+    pub fn new(
+        config: &Config,
+        base: BaseShape,
+        digest: Digest,
+        tensors: Arc<dyn BaseTensors>,
+        page_bytes: u64,
+    ) -> std::io::Result<Self> {
+        let disk = config.disk_cache.as_ref();
+        let disk = disk.map(|(folder, bytes)| DiskCache::open(folder.join("adapters"), *bytes)).transpose()?;
+        // In a pool the operator has checked the claims against all identities of the base; without a list here there
+        // is nothing to check them against a second time.
+        let mut identities = config.base_identities.clone();
+        if !config.managed || !identities.is_empty() {
+            identities.push(digest);
+        }
+        let policy = Policy {
+            max_rank: Some(config.limits.max_rank),
+            max_adapter_bytes: config.limits.host_cache_bytes,
+            require_base_digest: false,
+            identities,
+            ..Policy::default()
+        };
+        let sources = Sources::new(config.sources.iter().cloned(), ReadLimits::default());
+        let loader = Loader { sources, base, policy, tensors: Some(tensors), disk };
+        let turns = Semaphore::new(config.limits.max_fetches as usize);
+        Ok(Self { inner: Arc::new(Inner { loader, page_bytes, turns }) })
+    }
+}
+
+impl Load for AdapterLoader {
+    fn load(&self, source: String, expected: Option<Digest>) -> Loading {
+        let inner = self.inner.clone();
+        Box::pin(async move {
+            // The semaphore is never closed.
+            let _turn = inner.turns.acquire().await;
+            let loaded = inner.loader.load(&source, expected, &Progress::default()).await;
+            measured(loaded.map_err(refusal)?, inner.page_bytes)
+        })
+    }
+
+    fn disk_bytes(&self) -> (u64, u64) {
+        self.inner.loader.disk.as_ref().map_or((0, 0), |disk| (disk.budget_bytes(), disk.used_bytes()))
+    }
+}
+
+fn measured(loaded: LoadedAdapter, page_bytes: u64) -> Result<Loaded, Refusal> {
+    let LoadedAdapter { adapter, on_disk, .. } = loaded;
+    let modules = &adapter.fitted.modules;
+    let layout = Layout::of(modules, page_bytes).map_err(|error| Refusal::new(422, "TooLarge", error.to_string()))?;
+    Ok(Loaded {
+        bytes: adapter.bytes.len() as u64,
+        pages: layout.pages,
+        rank: modules.iter().map(|module| module.rank).max().unwrap_or(0),
+        modules: u32::try_from(modules.len()).unwrap_or(u32::MAX),
+        on_disk,
+        adapter,
+    })
+}
+
+fn refusal(error: LoadError) -> Refusal {
+    let retry_after_seconds = error.is_transient().then_some(1);
+    Refusal { retry_after_seconds, ..Refusal::new(error.http_status(), error.code(), error.to_string()) }
+}

@@ -1,0 +1,75 @@
+//! What this engine says about itself: the body of `GET /v1/lora_adapters`. Pure.
+
+use std::time::Instant;
+
+use lorafleet_artifact::Digest;
+use lorafleet_crds::wire::{AdapterReport, AdapterState, Budgets, Floor, Load, Tier};
+
+use crate::fleet::{Catalog, Placed};
+use crate::residency::Facts;
+use crate::snapshot::Snapshot;
+
+pub fn budgets(snapshot: &Snapshot) -> Budgets {
+    let pages = snapshot.pages;
+    let idle = u64::from(snapshot.idle_adapter_pages);
+    Budgets {
+        page_bytes: snapshot.page_bytes,
+        pages_total: pages.total.into(),
+        pages_free: pages.free.into(),
+        pages_cached: u64::from(pages.cached) + idle,
+        pages_used: u64::from(pages.kv + pages.adapter) - idle,
+        host_bytes_total: snapshot.host_bytes_total,
+        host_bytes_used: snapshot.host_bytes_used,
+        disk_bytes_total: 0,
+        disk_bytes_used: 0,
+    }
+}
+
+pub fn load(snapshot: &Snapshot) -> Load {
+    Load { running: snapshot.running, waiting: snapshot.waiting, waiting_tokens: snapshot.waiting_tokens }
+}
+
+/// One row per (name, digest): those that are placed, then those that are on their way out.
+pub fn adapters(catalog: &Catalog, snapshot: &Snapshot, now: Instant) -> Vec<AdapterReport> {
+    let named = catalog.names.versions().filter_map(|(name, digest)| {
+        let placed = catalog.placed.get(&digest)?;
+        Some(row(name, placed, snapshot, now, false))
+    });
+    let leaving = catalog.departed.iter().filter(|(digest, _)| snapshot.facts(digest).is_some());
+    let leaving = leaving.map(|(_, placed)| row(&placed.name, placed, snapshot, now, true));
+    named.chain(leaving).collect()
+}
+
+fn row(name: &str, placed: &Placed, snapshot: &Snapshot, now: Instant, leaving: bool) -> AdapterReport {
+    let digest: Digest = placed.enrolment.digest;
+    let facts = snapshot.facts(&digest);
+    AdapterReport {
+        name: name.to_owned(),
+        namespace: placed.namespace.clone(),
+        digest,
+        state: state(facts, leaving),
+        tier: facts.map_or(Tier::Source, |facts| facts.tier),
+        pinned: placed.enrolment.pinned,
+        rank: facts.map_or(0, |facts| facts.rank),
+        bytes: facts.map_or(0, |facts| facts.bytes),
+        leases: facts.map_or(0, |facts| facts.leases),
+        waiting: snapshot.waiting_adapters.get(&digest).copied().unwrap_or(0),
+        idle_ms: facts
+            .and_then(|facts| facts.last_used)
+            .map(|used| now.saturating_duration_since(used).as_millis() as u64),
+        loads: facts.map_or(0, |facts| facts.loads),
+        evictions: facts.map_or(0, |facts| facts.evictions),
+        last_error: facts.and_then(|facts| facts.failure.as_ref()).map(|refusal| refusal.body()),
+    }
+}
+
+fn state(facts: Option<&Facts>, leaving: bool) -> AdapterState {
+    match facts {
+        _ if leaving => AdapterState::Draining,
+        None => AdapterState::Loading,
+        // A copy that is here serves, whatever its last fetch or its floor ran into.
+        Some(facts) if facts.failure.is_some() && facts.tier < Tier::Host => AdapterState::Failed,
+        Some(facts) if !facts.settled() || (facts.floor > Floor::None && facts.fetching) => AdapterState::Loading,
+        Some(_) => AdapterState::Ready,
+    }
+}

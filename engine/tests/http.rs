@@ -1,0 +1,16 @@
+//! The real binary from outside: its command line, its routes, PEFT's answers, and the bugs that users of other servers
+//! had to report.
+
+mod http {
+    mod server;
+
+    mod admin;
+    mod cases;
+    mod keys_and_paths;
+    mod lifecycle;
+    mod metrics;
+    mod mixing;
+    mod openai;
+    mod placement;
+    mod tiers;
+}

@@ -1,0 +1,54 @@
+//! Replies of the load routes, the list of models, and adapters of the command line.
+
+use serde_json::json;
+
+use super::server::{Server, assert_error, cases, digest_of, path};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_load_says_what_it_did_and_models_list_it() {
+    let server = Server::start("base", &[]).await;
+    let (status, reply) = server.load("team/a", &path("plain-r8-qv")).await;
+    assert_eq!(status, 200, "{reply}");
+    let digest = digest_of(&cases().join("plain-r8-qv"));
+    assert_eq!((&reply["lora_name"], &reply["digest"]), (&json!("team/a"), &json!(digest)));
+    assert_eq!((&reply["rank"], &reply["modules"], &reply["tier"]), (&json!(8), &json!(4), &json!("Host")));
+    let (_, models) = server.get("/v1/models").await;
+    let rows = models["data"].as_array().unwrap();
+    assert_eq!((&rows[0]["id"], &rows[0]["parent"]), (&json!("base"), &json!(null)));
+    assert_eq!((&rows[1]["id"], &rows[1]["parent"], &rows[1]["rank"]), (&json!("team/a"), &json!("base"), &json!(8)));
+    assert_eq!(rows[1]["digest"], json!(digest));
+    assert!(!models.to_string().contains(cases().to_str().unwrap()), "a path of the server is shown: {models}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_loads_are_refused_by_name() {
+    let server = Server::start("base", &[]).await;
+    for (name, path, status, code) in [
+        ("", path("plain-r8-qv"), 400, "InvalidRequest"),
+        ("a b", path("plain-r8-qv"), 400, "InvalidRequest"),
+        ("a@b", path("plain-r8-qv"), 400, "InvalidRequest"),
+        ("a", String::new(), 400, "InvalidRequest"),
+        ("base", path("plain-r8-qv"), 409, "NameConflict"),
+        ("a", path("not-there"), 404, "NotFound"),
+    ] {
+        assert_error(server.load(name, &path).await, status, code);
+    }
+    let body =
+        json!({ "lora_name": "a", "lora_path": path("plain-r8-qv"), "digest": digest_of(&cases().join("all-linear")) });
+    assert_error(server.post("/v1/load_lora_adapter", &body).await, 422, "DigestMismatch");
+    assert_error(server.post("/v1/load_lora_adapter", &json!({ "lora_name": "a" })).await, 400, "InvalidRequest");
+    assert_error(server.get("/v1/nothing").await, 404, "RouteNotFound");
+    assert_error(server.get("/v1/completions").await, 405, "MethodNotAllowed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_line_names_adapters_and_readiness_waits_for_them() {
+    let given = format!("one={}", path("plain-r8-qv"));
+    let missing = format!("two={}/nothing", path(""));
+    let server = Server::start("base", &["--adapter", &given, "--adapter", &missing]).await;
+    for row in super::server::case("plain-r8-qv")["answers"].as_array().unwrap() {
+        server.check_row("one", row).await;
+    }
+    assert_error(server.complete("two", &json!([1]), 1).await, 404, "ModelNotFound");
+    assert!(server.log().contains("adapter not loaded"), "{}", server.log());
+}

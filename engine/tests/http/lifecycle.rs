@@ -1,0 +1,186 @@
+//! Loads, unloads and the races between them and requests.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::server::{Server, ask, assert_error, events, path, variant};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unloading_takes_the_name_at_once_and_lets_running_requests_finish() {
+    let server = Server::start("base", &[]).await;
+    assert_eq!(server.load("a", &path("all-linear")).await.0, 200);
+    let prompt = json!([9, 8, 7]);
+    let whole = server.complete("a", &prompt, 400).await.1["choices"][0]["token_ids"].clone();
+    let mut stream = server.stream("a", &prompt, 400).await;
+    let begun = Instant::now();
+    assert_eq!(server.unload("a").await.0, 200);
+    assert!(begun.elapsed() < Duration::from_secs(1));
+    assert_error(server.complete("a", &prompt, 1).await, 404, "ModelNotFound");
+    let report = server.report().await;
+    assert_eq!(report["adapters"][0]["state"], "Draining", "{report}");
+    let mut text = String::new();
+    while let Some(piece) = stream.chunk().await.unwrap() {
+        text.push_str(std::str::from_utf8(&piece).unwrap());
+    }
+    let streamed: Vec<Value> = events(&text)
+        .iter()
+        .filter(|event| *event != "[DONE]")
+        .flat_map(|event| {
+            let event: Value = serde_json::from_str(event).unwrap();
+            event["choices"][0]["token_ids"].as_array().unwrap().clone()
+        })
+        .collect();
+    // The first piece was read before.
+    let whole = whole.as_array().unwrap();
+    assert_eq!(streamed[..], whole[whole.len() - streamed.len()..]);
+    assert!(streamed.len() > 300);
+    server.until("forgotten", async || server.report().await["adapters"] == json!([])).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hundred_loads_and_unloads_leave_nothing_behind() {
+    let server = Server::start("base", &[]).await;
+    let mut first = None;
+    for _ in 0..100 {
+        assert_eq!(server.load("a", &path("plain-r8-qv")).await.0, 200);
+        assert_eq!(server.complete("a", &json!([1, 2, 3]), 2).await.0, 200);
+        assert_eq!(server.unload("a").await.0, 200);
+        server.until("idle", async || server.report().await["adapters"] == json!([])).await;
+        let budgets = server.report().await["budgets"].clone();
+        assert_eq!(budgets["hostBytesUsed"], 0);
+        assert_eq!(first.get_or_insert_with(|| budgets.clone()), &budgets);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn loads_and_unloads_of_one_name_at_once_are_one_after_another() {
+    let server = Server::start("base", &[]).await;
+    let loads =
+        futures::future::join_all((0..50).map(|_| async { server.load("a", &path("all-linear")).await.0 })).await;
+    assert_eq!(loads.iter().filter(|status| **status == 200).count(), 1, "{loads:?}");
+    assert!(loads.iter().all(|status| [200, 409].contains(status)), "{loads:?}");
+    let (one, two) = tokio::join!(server.unload("a"), server.unload("a"));
+    let mut statuses = [one.0, two.0];
+    statuses.sort_unstable();
+    assert_eq!(statuses, [200, 404]);
+    assert_error(server.unload("a").await, 404, "AdapterNotFound");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn loads_whose_client_hangs_up_do_no_harm() {
+    let server = Server::start("base", &[]).await;
+    for number in 0..20 {
+        let body = json!({ "lora_name": format!("a{number}"), "lora_path": path("r100-wide") });
+        let request = server.client.post(server.url.clone() + "/v1/load_lora_adapter").json(&body);
+        let request = request.bearer_auth(super::server::ADMIN_KEY).send();
+        let _ = tokio::time::timeout(Duration::from_millis(number % 4), request).await;
+    }
+    assert_eq!(server.load("b", &path("plain-r8-qv")).await.0, 200);
+    assert_eq!(server.complete("b", &json!([1]), 4).await.0, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_whose_client_hangs_up_give_everything_back() {
+    let server = Server::start("base", &[]).await;
+    assert_eq!(server.load("a", &path("all-linear")).await.0, 200);
+    let streams =
+        futures::future::join_all((0..16).map(async |at| server.stream("a", &json!([at, 2]), 480).await)).await;
+    assert!(server.report().await["adapters"][0]["leases"].as_u64().unwrap() > 0);
+    drop(streams);
+    let begun = Instant::now();
+    server
+        .until("given back", async || {
+            let report = server.report().await;
+            report["adapters"][0]["leases"] == 0 && report["load"]["running"] == 0 && report["load"]["waiting"] == 0
+        })
+        .await;
+    assert!(begun.elapsed() < Duration::from_secs(2), "it took {:?}", begun.elapsed());
+    assert_eq!(server.report().await["budgets"]["pagesUsed"], 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_hangs_up_before_its_whole_reply_gives_everything_back() {
+    let server = Server::start("base", &[]).await;
+    let prompt = json!([1, 2]);
+    {
+        let mut asking = std::pin::pin!(server.complete("base", &prompt, 500));
+        server
+            .until("running", async || {
+                let _ = tokio::time::timeout(Duration::from_millis(1), &mut asking).await;
+                server.report().await["load"]["running"] == 1
+            })
+            .await;
+    }
+    let begun = Instant::now();
+    server.until("given back", async || server.report().await["load"]["running"] == 0).await;
+    assert!(begun.elapsed() < Duration::from_millis(500), "it took {:?}", begun.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unloading_under_many_choices_does_not_wait_for_them() {
+    let server = Server::start("base", &[]).await;
+    assert_eq!(server.load("a", &path("all-linear")).await.0, 200);
+    let mut body = ask("a", &json!([1, 2]), 300);
+    body["n"] = json!(4);
+    let (replies, unloaded) =
+        tokio::join!(futures::future::join_all((0..3).map(|_| server.post("/v1/completions", &body))), async {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let begun = Instant::now();
+            (server.unload("a").await.0, begun.elapsed())
+        });
+    assert_eq!(unloaded.0, 200);
+    assert!(unloaded.1 < Duration::from_secs(1), "unloading took {:?}", unloaded.1);
+    for (status, reply) in replies {
+        assert_eq!((status, reply["choices"].as_array().unwrap().len()), (200, 4), "{reply}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn loading_in_place_changes_what_new_requests_get() {
+    let server = Server::start("base", &[]).await;
+    let folder = variant("plain-r8-qv", server.folder.path(), 1);
+    let load = |in_place: bool| json!({ "lora_name": "a", "lora_path": folder, "load_inplace": in_place });
+    let prompt = Value::from((0..40).collect::<Vec<_>>());
+    let (status, first) = server.post("/v1/load_lora_adapter", &load(false)).await;
+    assert_eq!(status, 200, "{first}");
+    let before = server.complete("a", &prompt, 8).await.1["choices"][0]["token_ids"].clone();
+    assert_error(server.post("/v1/load_lora_adapter", &load(false)).await, 409, "AlreadyLoaded");
+    // The same files in place: the same content, nothing changes.
+    assert_eq!(server.post("/v1/load_lora_adapter", &load(true)).await.1["digest"], first["digest"]);
+    for file in ["adapter_config.json", "adapter_model.safetensors"] {
+        std::fs::copy(format!("{}/{file}", path("all-linear")), folder.join(file)).unwrap();
+    }
+    let (status, second) = server.post("/v1/load_lora_adapter", &load(true)).await;
+    assert_eq!(status, 200, "{second}");
+    assert_ne!(first["digest"], second["digest"]);
+    let (_, reply) = server.complete("a", &prompt, 8).await;
+    assert_eq!(reply["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+    assert_ne!(reply["choices"][0]["token_ids"], before);
+    // Afterwards the files are not needed any more.
+    std::fs::remove_dir_all(&folder).unwrap();
+    for _ in 0..10 {
+        assert_eq!(server.complete("a", &prompt, 1).await.0, 200);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_told_to_end_finishes_what_runs_and_takes_nothing_new() {
+    let mut server = Server::start("base", &[]).await;
+    let mut stream = server.stream("base", &json!([1, 2]), 500).await;
+    let killed = std::process::Command::new("kill").arg(server.process.id().to_string()).status().unwrap();
+    assert!(killed.success());
+    server.until("draining", async || server.get("/readyz").await.0 == 503).await;
+    assert_error(server.complete("base", &json!([1]), 1).await, 503, "Draining");
+    let mut text = String::new();
+    while let Some(piece) = stream.chunk().await.unwrap() {
+        text.push_str(std::str::from_utf8(&piece).unwrap());
+    }
+    assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+    let begun = Instant::now();
+    while server.process.try_wait().unwrap().is_none() {
+        assert!(begun.elapsed() < Duration::from_secs(5), "it does not end");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(server.process.wait().unwrap().success(), "{}", server.log());
+}

@@ -1,0 +1,90 @@
+//! Little room: on the device, in host memory, on disk.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::server::{Server, path, variant};
+
+async fn ids(server: &Server, model: &str) -> Value {
+    let (status, reply) = server.complete(model, &json!([5, 6, 7, 8]), 12).await;
+    assert_eq!(status, 200, "{model}: {reply}");
+    reply["choices"][0]["token_ids"].clone()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_evicted_adapter_comes_back_the_same_and_the_client_sees_only_its_answer() {
+    let disk = tempfile::tempdir().unwrap();
+    let disk = format!("{},100000000", disk.path().display());
+    let server = Server::start("base", &["--host-cache=60000", "--page-budget=90000", "--disk-cache", &disk]).await;
+    let names = ["plain-r8-qv", "all-linear", "r3-odd", "rslora"];
+    for name in names {
+        let (status, reply) = server.load(name, &path(name)).await;
+        assert_eq!(status, 200, "{reply}");
+    }
+    let mut first = Vec::new();
+    for name in names {
+        first.push(ids(&server, name).await);
+    }
+    for _ in 0..5 {
+        for (name, first) in names.iter().zip(&first) {
+            assert_eq!(&ids(&server, name).await, first, "{name}");
+        }
+    }
+    let report = server.report().await;
+    let evictions: u64 =
+        report["adapters"].as_array().unwrap().iter().map(|row| row["evictions"].as_u64().unwrap()).sum();
+    assert!(evictions > 10, "nothing was evicted: {report}");
+    assert!(report["budgets"]["hostBytesUsed"].as_u64().unwrap() <= 60000, "{report}");
+    assert!(report["budgets"]["diskBytesUsed"].as_u64().unwrap() > 0, "{report}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_place_and_a_long_stream_still_let_the_other_adapter_and_the_base_go_on() {
+    let server = Server::start("base", &["--max-adapters-per-batch=1", "--age-ms-max=300"]).await;
+    for (name, case) in [("a", "plain-r8-qv"), ("b", "all-linear")] {
+        assert_eq!(server.load(name, &path(case)).await.0, 200);
+    }
+    let alone = server.complete("a", &json!([1, 2]), 500).await.1["choices"][0]["token_ids"].clone();
+    let long = async { server.complete("a", &json!([1, 2]), 500).await.1["choices"][0]["token_ids"].clone() };
+    let others = async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let begun = Instant::now();
+        let (base, again, other) = tokio::join!(ids(&server, "base"), ids(&server, "a"), ids(&server, "b"));
+        assert!(base.is_array() && again.is_array() && other.is_array());
+        begun.elapsed()
+    };
+    let (long, took) = tokio::join!(long, others);
+    assert_eq!(long, alone, "giving its place up changed an answer");
+    assert!(took < Duration::from_secs(5), "the others took {took:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pinned_adapters_stay_where_they_are_under_a_flood() {
+    let server = Server::start("base", &["--host-cache=120000", "--page-budget=600000"]).await;
+    let body = json!({ "lora_name": "pinned", "lora_path": path("plain-r8-qv"), "pinned": true });
+    let (status, reply) = server.post("/v1/load_lora_adapter", &body).await;
+    assert_eq!(status, 200, "{reply}");
+    for number in 0..30 {
+        let folder = variant("all-linear", server.folder.path(), number);
+        assert_eq!(server.load(&format!("a{number}"), folder.to_str().unwrap()).await.0, 200);
+        ids(&server, &format!("a{number}")).await;
+    }
+    let report = server.report().await;
+    let row = report["adapters"].as_array().unwrap().iter().find(|row| row["name"] == "pinned").unwrap().clone();
+    assert_eq!((&row["tier"], &row["evictions"], &row["loads"]), (&json!("Device"), &json!(0), &json!(1)), "{row}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_can_never_fit_is_refused_with_both_values() {
+    let server = Server::start("base", &["--host-cache=4000", "--page-budget=400000"]).await;
+    let (status, reply) = server.load("a", &path("r100-wide")).await;
+    assert_eq!((status, reply["error"]["code"].as_str()), (422, Some("TooLarge")), "{reply}");
+    let message = reply["error"]["message"].as_str().unwrap();
+    assert!(message.contains("4000"), "{message}");
+    let busy = Server::start("base", &["--max-queued=2"]).await;
+    let mut body = super::server::ask("base", &json!([1]), 400);
+    body["n"] = json!(3);
+    let (status, reply) = busy.post("/v1/completions", &body).await;
+    assert_eq!((status, reply["error"]["code"].as_str()), (429, Some("Busy")), "{reply}");
+}
