@@ -1,0 +1,136 @@
+//! LoRA as it would be scheduled beside the base GEMMs (cuBLAS), and what it adds to them.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+
+use cudarc::cublas::{result, sys};
+
+use super::gpu::Gpu;
+use super::model::{Batch, Model};
+
+const WORKSPACE: usize = 64 << 20;
+
+struct Base {
+    handle: sys::cublasHandle_t,
+    /// By group; two sets, so that a layer's weights are never warm.
+    weights: Vec<[u64; 2]>,
+}
+
+impl Base {
+    fn new(gpu: &Gpu, model: &Model) -> Self {
+        let handle = result::create_handle().unwrap();
+        let workspace = gpu.alloc(WORKSPACE);
+        unsafe {
+            result::set_stream(handle, gpu.stream.cast()).unwrap();
+            sys::cublasSetWorkspace_v2(handle, workspace as *mut c_void, WORKSPACE).result().unwrap();
+        }
+        let noise =
+            gpu.upload(&super::gpu::bytes(&super::gpu::Bits::Bf16.random(1 << 22, 0.02, &mut super::gpu::Random(9))));
+        let fill = |bytes: usize| {
+            let w = gpu.alloc(bytes);
+            (0..bytes).step_by(8 << 20).for_each(|at| gpu.copy(w + at as u64, noise, (bytes - at).min(8 << 20)));
+            w
+        };
+        let weights = model.groups.iter().map(|g| {
+            let bytes = (g.inputs * g.outputs.iter().sum::<u32>() * 2) as usize;
+            [fill(bytes), fill(bytes)]
+        });
+        Self { handle, weights: weights.collect() }
+    }
+
+    /// y = x W (beta 0), or y += x W (beta 1).
+    fn gemm(&self, model: &Model, batch: &Batch, group: usize, number: u32, beta: f32) {
+        let (shape, layer, one) = (&model.groups[group], number % model.layers, 1.0f32);
+        let (m, n, k) = (batch.rows as i32, shape.outputs.iter().sum::<u32>() as i32, shape.inputs as i32);
+        let (w, x, y) = (self.weights[group][number as usize % 2], batch.x(group, layer), batch.y(group, layer));
+        use sys::cudaDataType_t::CUDA_R_16BF as BF16;
+        let (t, not) = (sys::cublasOperation_t::CUBLAS_OP_T, sys::cublasOperation_t::CUBLAS_OP_N);
+        let (alpha, beta) = ((&raw const one).cast::<c_void>(), (&raw const beta).cast::<c_void>());
+        unsafe {
+            sys::cublasGemmEx(
+                self.handle,
+                t,
+                not,
+                n,
+                m,
+                k,
+                alpha,
+                w as *const c_void,
+                BF16,
+                k,
+                x as *const c_void,
+                BF16,
+                k,
+                beta,
+                y as *mut c_void,
+                BF16,
+                n,
+                sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+                sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
+            )
+            .result()
+            .unwrap();
+        }
+    }
+}
+
+impl Drop for Base {
+    fn drop(&mut self) {
+        unsafe { result::destroy_handle(self.handle) }.unwrap();
+    }
+}
+
+/// Prints the base alone and what each schedule adds to it, in percent.
+pub fn beside(gpu: &Gpu, model: &Model, batch: &mut Batch, name: &str) {
+    let base = Base::new(gpu, model);
+    base.gemm(model, batch, 0, 0, 0.0);
+    gpu.sync();
+    let layers = model.layers.clamp(8, 16);
+    let standard = batch.tuning;
+    let measure = |batch: &mut Batch, record: &dyn Fn(&Batch, u32, usize)| {
+        let graph =
+            gpu.capture(|| (0..layers).for_each(|number| (0..4).for_each(|group| record(batch, number, group))));
+        batch.median(gpu, &graph, layers)
+    };
+    let lora = |batch: &Batch, stream, number, group, store| {
+        for launch in batch.launches(model, group, number, store) {
+            gpu.launch_on(stream, &launch, true);
+        }
+    };
+    let alone = measure(batch, &|b, number, group| base.gemm(model, b, group, number, 0.0));
+    let mut line = format!("{name}: base {alone:.1} us");
+    let mut add = |what: &str, us: f64| line += &format!("; {what} +{:.1}%", (us / alone - 1.0) * 100.0);
+    add(
+        "serial",
+        measure(batch, &|b, number, group| {
+            base.gemm(model, b, group, number, 0.0);
+            lora(b, gpu.stream, number, group, 0);
+        }),
+    );
+    add(
+        "delta first",
+        measure(batch, &|b, number, group| {
+            lora(b, gpu.stream, number, group, 1);
+            base.gemm(model, b, group, number, 1.0);
+        }),
+    );
+    if !batch.prefill {
+        for ctas in [32, 64, 128, 264] {
+            batch.set_tuning(
+                gpu,
+                model,
+                lorafleet_kernels::tuning::DecodeTuning { grid: ctas, ctas, ctas_per_piece: ctas, ..standard },
+            );
+            // The delta overwrites y here; the next operation would read it from a buffer of its own.
+            let us = measure(batch, &|b, number, group| {
+                gpu.fork(gpu.stream, gpu.side);
+                lora(b, gpu.side, number, group, 1);
+                base.gemm(model, b, group, number, 0.0);
+                gpu.fork(gpu.side, gpu.stream);
+            });
+            add(&format!("side stream of {ctas}"), us);
+        }
+    }
+    println!("{line}");
+    batch.set_tuning(gpu, model, standard);
+}

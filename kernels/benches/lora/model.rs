@@ -1,0 +1,344 @@
+//! Adapters of a Llama-3-8B in a page pool, a batch over them, and their timing.
+
+use lorafleet_kernels::launch::{DevicePtr, Element, Launch};
+use lorafleet_kernels::lora::decode::{DecodeArgs, Pool, decode_launch};
+use lorafleet_kernels::lora::layout::{Layout, Projection, a_place, b_place};
+use lorafleet_kernels::lora::plan::{Block, Run};
+use lorafleet_kernels::lora::{
+    Group, PIECE_ROWS, PrefillArgs, PrefillPlan, Segment, Tensor, plan_decode, plan_prefill, prefill_launches, twin,
+};
+use lorafleet_kernels::plain::{Plain, bytes_of};
+use lorafleet_kernels::tuning::{DecodeTuning, decode_tuning};
+
+use super::gpu::{Bits, Gpu, Random, bytes, words};
+
+/// q, k, v, o, gate, up, down.
+const SHAPES: [(u32, u32); 7] =
+    [(4096, 4096), (4096, 1024), (4096, 1024), (4096, 4096), (4096, 14336), (4096, 14336), (14336, 4096)];
+/// First projection and count of what shares an input.
+const GROUPS: [(u32, usize); 4] = [(0, 3), (3, 1), (4, 2), (6, 1)];
+const PAGE_BYTES: u64 = 2 << 20;
+/// The pool repeats a random block of this size, shifted from page to page.
+const BLOCK_BYTES: usize = 32 << 20;
+const COLUMNS_MAX: usize = 64 * 1024;
+const OVERFLOW_RUNS: usize = 8192;
+
+pub struct Model {
+    pub groups: Vec<Group>,
+    pub layers: u32,
+    pool: Pool,
+    table: DevicePtr,
+    tensors: Vec<Tensor>,
+    pages: Vec<u32>,
+    block: Vec<u8>,
+    ranks: Vec<u32>,
+}
+
+impl Model {
+    pub fn new(gpu: &Gpu, slots: u32, rank: fn(u32) -> u32, random: &mut Random) -> Self {
+        let shapes: Vec<Projection> =
+            SHAPES.iter().map(|(inputs, outputs)| Projection { inputs: *inputs, outputs: *outputs }).collect();
+        let layer_bytes: u64 = (0..slots)
+            .map(|s| 2 * u64::from(rank(s)) * shapes.iter().map(|p| u64::from(p.inputs + p.outputs)).sum::<u64>())
+            .sum();
+        let layers = (400_000_000 / layer_bytes).clamp(2, 64) as u32;
+        let (mut tensors, mut layouts, mut count) = (Vec::new(), Vec::new(), 0);
+        for slot in 0..slots {
+            let layout = Layout::new(&shapes, layers, PAGE_BYTES, |_, _| rank(slot)).unwrap();
+            count += layout.pages;
+            layouts.push(layout);
+        }
+        let mut pages: Vec<u32> = (0..count).collect();
+        random.shuffle(&mut pages);
+        let mut at = 0;
+        for layout in layouts {
+            tensors.extend(layout.entries(&pages[at..at + layout.pages as usize], at as u32, 1.0).unwrap());
+            at += layout.pages as usize;
+        }
+        let block = bytes(&Bits::Bf16.random(BLOCK_BYTES / 2, 0.05, random));
+        let source = gpu.upload(&block);
+        let base = gpu.alloc(count as usize * PAGE_BYTES as usize);
+        for page in 0..count {
+            gpu.copy(base + u64::from(page) * PAGE_BYTES, source + shift(page) as u64, PAGE_BYTES as usize);
+        }
+        let pool = Pool {
+            base,
+            pages: gpu.upload(&bytes_of(&pages)),
+            page_bytes: PAGE_BYTES,
+            page_fragments: (PAGE_BYTES / 512) as u32,
+            unused: 0,
+        };
+        let groups = GROUPS.iter().map(|(first, n)| {
+            let members = &SHAPES[*first as usize..][..*n];
+            Group { inputs: members[0].0, outputs: members.iter().map(|m| m.1).collect() }
+        });
+        let table = gpu.upload(&bytes_of(&tensors));
+        Self {
+            groups: groups.collect(),
+            layers,
+            pool,
+            table,
+            tensors,
+            pages,
+            block,
+            ranks: (0..slots).map(rank).collect(),
+        }
+    }
+
+    /// What one layer cannot do without: the adapters' bytes once, x once, y read and written.
+    pub fn floor_bytes(&self, segments: &[u32]) -> f64 {
+        let rows: u32 = segments.iter().sum();
+        let mut total = 0.0;
+        for group in &self.groups {
+            let outputs: u32 = group.outputs.iter().sum();
+            let width = f64::from(group.inputs * group.outputs.len() as u32 + outputs);
+            total += self.ranks.iter().map(|r| 2.0 * f64::from(*r) * width).sum::<f64>();
+            total += f64::from(rows) * (2.0 * f64::from(group.inputs) + 4.0 * f64::from(outputs));
+        }
+        total
+    }
+
+    fn weights(&self, slot: u32, layer: u32, projection: u32) -> twin::Weights {
+        let t = self.tensors[((slot * self.layers + layer) * 7 + projection) as usize];
+        let (inputs, outputs) = SHAPES[projection as usize];
+        let value = |first: u32, place: u64| {
+            let at = u64::from(first) * 512 + place;
+            let page = self.pages[t.pages as usize + (at / PAGE_BYTES) as usize];
+            let at = shift(page) + (at % PAGE_BYTES) as usize;
+            Bits::Bf16.value(u16::from_le_bytes([self.block[at], self.block[at + 1]]))
+        };
+        let a = (0..t.rank)
+            .flat_map(|r| (0..inputs).map(move |k| (r, k)))
+            .map(|(r, k)| value(t.a, a_place(t.rank, inputs, r, k)));
+        let b = (0..outputs)
+            .flat_map(|o| (0..t.rank).map(move |r| (o, r)))
+            .map(|(o, r)| value(t.b, b_place(t.rank, outputs, o, r)));
+        twin::Weights { rank: t.rank as usize, scale: t.scale.into(), a: a.collect(), b: b.collect() }
+    }
+}
+
+fn shift(page: u32) -> usize {
+    page as usize * 7 * 512 % (BLOCK_BYTES - PAGE_BYTES as usize)
+}
+
+/// Device buffers of one group.
+struct Buffers {
+    x: DevicePtr,
+    y: DevicePtr,
+    x_bytes: usize,
+    y_bytes: usize,
+    blocks: DevicePtr,
+    overflow: DevicePtr,
+    tiles: DevicePtr,
+    prefill: Option<PrefillPlan>,
+}
+
+pub struct Batch {
+    pub rows: u32,
+    pub prefill: bool,
+    pub tuning: DecodeTuning,
+    segments: Vec<Segment>,
+    rows_ptr: DevicePtr,
+    buffers: Vec<Buffers>,
+    exchange: DevicePtr,
+    v: DevicePtr,
+    step_ptr: DevicePtr,
+    step: u32,
+}
+
+impl Batch {
+    pub fn new(gpu: &Gpu, model: &Model, lengths: &[u32], prefill: bool, random: &mut Random) -> Self {
+        let rows: u32 = lengths.iter().sum();
+        let mut order: Vec<i32> = (0..rows as i32).collect();
+        if !prefill {
+            random.shuffle(&mut order);
+        }
+        let (mut segments, mut row0) = (Vec::new(), 0);
+        for (slot, n) in (0..).zip(lengths) {
+            segments.push(Segment { slot, row0, rows: *n, rank: model.ranks[slot as usize] });
+            row0 += n;
+        }
+        let pieces = lengths.iter().map(|n| n.div_ceil(PIECE_ROWS)).sum();
+        let exchange = gpu.alloc(COLUMNS_MAX * 1024);
+        gpu.fill(exchange, 0, COLUMNS_MAX * 1024);
+        let (mut buffers, mut v_bytes) = (Vec::new(), 0);
+        for group in &model.groups {
+            let (x_bytes, y_bytes) =
+                ((rows * group.inputs * 2) as usize, (rows * group.outputs.iter().sum::<u32>() * 2) as usize);
+            let sets = model.layers as usize;
+            let noise = bytes(&Bits::Bf16.random((x_bytes / 2).max(1 << 20), 1.0, random));
+            let x = gpu.alloc(x_bytes * sets);
+            (0..sets).for_each(|i| gpu.write(x + (i * x_bytes) as u64, &noise[..x_bytes]));
+            let plan = prefill.then(|| plan_prefill(&segments, group, gpu.sms).unwrap());
+            v_bytes = v_bytes.max(plan.as_ref().map_or(0, |p| p.v_bytes));
+            buffers.push(Buffers {
+                x,
+                y: gpu.alloc(y_bytes * sets),
+                x_bytes,
+                y_bytes,
+                blocks: gpu.alloc(512 * Block::SIZE),
+                overflow: gpu.alloc(OVERFLOW_RUNS * Run::SIZE),
+                tiles: gpu.upload(&plan.as_ref().map_or(Vec::new(), |p| bytes_of(&p.tiles))),
+                prefill: plan,
+            });
+        }
+        let mut batch = Self {
+            rows,
+            prefill,
+            tuning: decode_tuning(pieces, gpu.sms),
+            segments,
+            rows_ptr: gpu.upload(&bytes_of(&order)),
+            buffers,
+            exchange,
+            v: gpu.alloc(v_bytes as usize),
+            step_ptr: gpu.upload(&[0; 4]),
+            step: 0,
+        };
+        batch.set_tuning(gpu, model, batch.tuning);
+        batch
+    }
+
+    pub fn set_tuning(&mut self, gpu: &Gpu, model: &Model, tuning: DecodeTuning) {
+        self.tuning = tuning;
+        if self.prefill {
+            return;
+        }
+        gpu.sync();
+        for (group, buffers) in model.groups.iter().zip(&self.buffers) {
+            let plan = plan_decode(&self.segments, group, &tuning).unwrap();
+            assert!(
+                plan.exchange_columns as usize <= COLUMNS_MAX
+                    && plan.overflow.len() <= OVERFLOW_RUNS
+                    && plan.blocks.len() <= 512
+            );
+            gpu.write(buffers.blocks, &bytes_of(&plan.blocks));
+            gpu.write(buffers.overflow, &bytes_of(&plan.overflow));
+        }
+    }
+
+    /// Another number of units to a CTA of the prefill's expand.
+    pub fn set_units(&mut self, units: u32) {
+        self.buffers.iter_mut().filter_map(|b| b.prefill.as_mut()).for_each(|plan| plan.units = units);
+    }
+
+    pub fn splits(&self) -> Vec<u32> {
+        self.buffers.iter().filter_map(|b| Some(b.prefill.as_ref()?.splits)).collect()
+    }
+
+    pub fn x(&self, group: usize, layer: u32) -> DevicePtr {
+        self.buffers[group].x + (layer as usize * self.buffers[group].x_bytes) as u64
+    }
+
+    pub fn y(&self, group: usize, layer: u32) -> DevicePtr {
+        self.buffers[group].y + (layer as usize * self.buffers[group].y_bytes) as u64
+    }
+
+    /// The launches of one group in one layer; `number` counts layers of the step.
+    pub fn launches(&self, model: &Model, group: usize, number: u32, store: u32) -> Vec<Launch> {
+        let (layer, shape, buffers) = (number % model.layers, &model.groups[group], &self.buffers[group]);
+        if let Some(plan) = &buffers.prefill {
+            let args = PrefillArgs {
+                x: self.x(group, layer),
+                y: self.y(group, layer),
+                pool: model.pool,
+                tensors: model.table,
+                rows: self.rows_ptr,
+                tiles: buffers.tiles,
+                v: self.v,
+                projections: 7,
+                projection: GROUPS[group].0,
+                layers: model.layers,
+                layer,
+                store,
+                ..PrefillArgs::of_plan(shape, plan)
+            };
+            return prefill_launches(&args, plan, Element::Bf16);
+        }
+        let args = DecodeArgs {
+            x: self.x(group, layer),
+            y: self.y(group, layer),
+            pool: model.pool,
+            tensors: model.table,
+            rows: self.rows_ptr,
+            blocks: buffers.blocks,
+            overflow: buffers.overflow,
+            next_blocks: self.buffers[(group + 1) % 4].blocks,
+            exchange: self.exchange,
+            step: self.step_ptr,
+            projections: 7,
+            projection: GROUPS[group].0,
+            layers: model.layers,
+            layer,
+            launch: number * 4 + group as u32,
+            store,
+            ..DecodeArgs::of_group(shape)
+        };
+        vec![decode_launch(&args, Element::Bf16, self.tuning.grid)]
+    }
+
+    pub fn next_step(&mut self, gpu: &Gpu) {
+        self.step += 1;
+        gpu.set_u32(self.step_ptr, self.step);
+    }
+
+    /// One row of every group of the last layer against the twin, y starting as zeros.
+    pub fn check(&mut self, gpu: &Gpu, model: &Model) -> f64 {
+        let layer = model.layers - 1;
+        let order: Vec<u32> = gpu
+            .read(self.rows_ptr, self.rows as usize * 4)
+            .chunks_exact(4)
+            .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect();
+        self.next_step(gpu);
+        let mut worst: f64 = 0.0;
+        for (group, shape) in model.groups.iter().enumerate() {
+            gpu.fill(self.y(group, layer), 0, self.buffers[group].y_bytes);
+            self.launches(model, group, layer, 0).iter().for_each(|l| gpu.launch(l));
+            for segment in [self.segments.first(), self.segments.last()].into_iter().flatten() {
+                let row = order[(segment.row0 + segment.rows / 2) as usize];
+                let (inputs, width) = (shape.inputs as usize, shape.outputs.iter().sum::<u32>() as usize);
+                let x = words(&gpu.read(self.x(group, layer) + u64::from(row) * inputs as u64 * 2, inputs * 2));
+                let x: Vec<f64> = x.iter().map(|b| Bits::Bf16.value(*b)).collect();
+                let y = words(&gpu.read(self.y(group, layer) + u64::from(row) * width as u64 * 2, width * 2));
+                let expected = (0..shape.outputs.len() as u32)
+                    .flat_map(|p| twin::delta(&x, &model.weights(segment.slot, layer, GROUPS[group].0 + p)));
+                let error = twin::relative_error(y.iter().map(|b| Bits::Bf16.value(*b)), expected);
+                worst = if error.is_nan() { f64::NAN } else { worst.max(error) };
+            }
+        }
+        worst
+    }
+
+    /// The same of only the first or only the second launch of a prefill.
+    pub fn time_part(&mut self, gpu: &Gpu, model: &Model, part: usize) -> f64 {
+        let layers = model.layers.max(16);
+        let graph = gpu.capture(|| {
+            for number in 0..layers {
+                (0..4).for_each(|group| gpu.launch(&self.launches(model, group, number, 0)[part]));
+            }
+        });
+        self.median(gpu, &graph, layers)
+    }
+
+    /// Median microseconds per layer of LoRA alone.
+    pub fn time(&mut self, gpu: &Gpu, model: &Model) -> f64 {
+        let layers = model.layers.max(16);
+        let graph = gpu.capture(|| {
+            for number in 0..layers {
+                for group in 0..4 {
+                    self.launches(model, group, number, 0).iter().for_each(|l| gpu.launch(l));
+                }
+            }
+        });
+        self.median(gpu, &graph, layers)
+    }
+
+    pub fn median(&mut self, gpu: &Gpu, graph: &super::gpu::Graph, layers: u32) -> f64 {
+        let mut times = Vec::new();
+        for round in 0..2 {
+            times = gpu.time(graph, if round == 0 { 3 } else { 21 }, || self.next_step(gpu));
+        }
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 2] / f64::from(layers)
+    }
+}

@@ -1,0 +1,222 @@
+// o = softmax(scale q K^T) V over a sequence's pages, causal, for query heads that share a KV head.
+//
+// A tile is 16 lines of the product: the query heads of one KV head, for one token (decode) or for several of a chunk. A CTA of
+// four warps takes one tile, one KV head and one part of the sequence; its warps take 16 tokens in turn, keep their own maximum,
+// sum and output, and merge at the end. Where a sequence is cut into parts, `attention_merge_*` merges those.
+// K goes from memory straight into the operand of q K^T: a lane's 16 bytes of a token's row feed two products, because the lines
+// of q are laid out in the same order of dimensions. V is turned in registers: two tokens' 16 bytes make eight operands.
+// Limits: head_dim 64, 80, 96, 128 or 256; page_tokens a multiple of 16; at most 16 query heads to a KV head. Scores, sums and
+// outputs in f32; probabilities are rounded to the element type. Tokens behind the last are never multiplied, whatever they hold.
+// Bound (decode): bytes of K and V.
+#include "kv.cuh"
+
+constexpr int WARPS = 4, LINES = 16;
+
+struct Tile {
+  u32 row;       // of the batch: the first token's
+  u32 tokens;    // tokens * heads per KV head is at most 16
+  int position;  // of the first token
+  u32 list;      // where the sequence's page list starts
+};
+
+struct Attention {
+  const u16* q;          // rows of stride_q
+  u16* y;                // rows of query_heads * head_dim
+  const Tile* tiles;
+  float* parts;          // [tile][KV head][split][line][head_dim], then maximum and sum of every line
+  Kv kv;
+  u32 query_heads, stride_q;
+  u32 splits, window;    // window: how many tokens back a token sees, itself included; 0: all
+  float scale, soft_cap; // soft_cap: 0 for none
+  u32 tile_count, unused;
+};
+
+DEVICE float* part_of(const Attention& P, u32 tile, u32 head, u32 split, u32 dim) {
+  return P.parts + (((u64)tile * P.kv.heads + head) * P.splits + split) * (LINES * (dim + 2));
+}
+
+DEVICE u32 pick(u32 a, u32 b, u32 high) { return __byte_perm(a, b, high ? 0x7632 : 0x5410); }
+
+template <class T, int D> DEVICE void attention(const Attention& P) {
+  constexpr int BLOCKS = (D + 31) / 32, GROUPS = (D + 63) / 64;
+  extern __shared__ float shared[];      // [warp][line][D], then [warp][line] maximum and sum
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
+  let_next_start();
+  wait_for_previous();
+  const Tile tile = P.tiles[blockIdx.x];
+  const u32 head = blockIdx.y, per = P.query_heads / P.kv.heads, lines = tile.tokens * per;
+  const int length = tile.position + (int)tile.tokens;
+  const int first = P.window ? max(tile.position + 1 - (int)P.window, 0) / 16 : 0, steps = (length + 15) / 16 - first;
+  const int from = first + steps * (int)blockIdx.z / (int)P.splits, to = first + steps * ((int)blockIdx.z + 1) / (int)P.splits;
+  uint4 lines_q[2][BLOCKS];
+  int limit[2];
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const u32 line = g + 8 * r, token = line / per;
+    const u16* row = P.q + (u64)(tile.row + token) * P.stride_q + (head * per + line % per) * D + q * 8;
+    limit[r] = line < lines ? tile.position + (int)token : -1;
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++) {
+      lines_q[r][b] = make_uint4(0, 0, 0, 0);
+      if (line < lines && b * 32 + q * 8 < D) lines_q[r][b] = *(const uint4*)(row + b * 32);
+    }
+  }
+  float o[GROUPS * 8][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.f, 0.f};
+#pragma unroll 1
+  for (int step = from + warp; step < to; step += WARPS) {
+    const u32 page = P.kv.pages[tile.list + step * 16 / P.kv.page_tokens], in_page = step * 16 % P.kv.page_tokens;
+    const u16* keys = kv_row(P.kv, page, 0, head, in_page) + q * 8;
+    const u16* values = kv_row(P.kv, page, 1, head, in_page) + g * 8;
+    uint4 k[2][BLOCKS], v[4][GROUPS];
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+      for (int b = 0; b < BLOCKS; b++) {
+        k[n][b] = make_uint4(0, 0, 0, 0);
+        if (b * 32 + q * 8 < D) k[n][b] = load_once(keys + (n * 8 + g) * D + b * 32);
+      }
+    // Values are asked for before the scores are made, where registers allow.
+    auto load_values = [&]() {
+#pragma unroll
+    for (int t = 0; t < 4; t++) {
+      const int token = 2 * q + (t & 1) + (t >> 1) * 8;
+#pragma unroll
+      for (int b = 0; b < GROUPS; b++) {
+        v[t][b] = make_uint4(0, 0, 0, 0);
+        if (step * 16 + token < length && b * 64 + g * 8 < D) v[t][b] = load_once(values + token * D + b * 64);
+      }
+    }
+    };
+    if (D <= 128) load_values();
+    float s[2][4] = {};
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++)
+#pragma unroll
+      for (int n = 0; n < 2; n++) {
+        T::product(s[n], lines_q[0][b].x, lines_q[1][b].x, lines_q[0][b].y, lines_q[1][b].y, k[n][b].x, k[n][b].y);
+        T::product(s[n], lines_q[0][b].z, lines_q[1][b].z, lines_q[0][b].w, lines_q[1][b].w, k[n][b].z, k[n][b].w);
+      }
+    u32 p[2][2];      // [half of the tokens][line g or g + 8]
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      float most = top[r];
+#pragma unroll
+      for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          float& x = s[n][r * 2 + e];
+          x *= P.scale;
+          if (P.soft_cap != 0.f) x = P.soft_cap * tanhf(x / P.soft_cap);
+          const int token = step * 16 + n * 8 + 2 * q + e;
+          if (token > limit[r] || (P.window && token + (int)P.window <= limit[r])) x = -INFINITY;
+          most = fmaxf(most, x);
+        }
+      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+      // A line that has seen nothing yet has nothing to rescale.
+      const float shift = most == -INFINITY ? 0.f : most, keep = __expf(top[r] - shift);
+      top[r] = most;
+      sum[r] *= keep;
+#pragma unroll
+      for (int n = 0; n < 2; n++) {
+        const float a = __expf(s[n][r * 2] - shift), b = __expf(s[n][r * 2 + 1] - shift);
+        sum[r] += a + b;
+        p[n][r] = T::pack(a, b);
+      }
+#pragma unroll
+      for (int i = 0; i < GROUPS * 8; i++) {
+        o[i][r * 2] *= keep;
+        o[i][r * 2 + 1] *= keep;
+      }
+    }
+    if (D > 128) load_values();
+#pragma unroll
+    for (int b = 0; b < GROUPS; b++) {
+      const u32 *v0 = (const u32*)&v[0][b], *v1 = (const u32*)&v[1][b], *v2 = (const u32*)&v[2][b], *v3 = (const u32*)&v[3][b];
+#pragma unroll
+      for (int j = 0; j < 8; j++)
+        T::product(o[b * 8 + j], p[0][0], p[0][1], p[1][0], p[1][1], pick(v0[j >> 1], v1[j >> 1], j & 1), pick(v2[j >> 1], v3[j >> 1], j & 1));
+    }
+  }
+  // Warps merge: element (b, j) of column c is dimension 64 b + 8 c + j.
+  float* tops = shared + WARPS * LINES * D;
+  float* sums = tops + WARPS * LINES;
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
+    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
+    const int line = g + 8 * r;
+    if (q == 0) {
+      tops[warp * LINES + line] = top[r];
+      sums[warp * LINES + line] = sum[r];
+    }
+#pragma unroll
+    for (int b = 0; b < GROUPS; b++)
+#pragma unroll
+      for (int j = 0; j < 8; j++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          const int d = b * 64 + (2 * q + e) * 8 + j;
+          if (d < D) shared[(warp * LINES + line) * D + d] = o[b * 8 + j][r * 2 + e];
+        }
+  }
+  __syncthreads();
+  float* part = part_of(P, blockIdx.x, head, blockIdx.z, D);
+  for (u32 i = threadIdx.x; i < lines * D; i += WARPS * 32) {
+    const u32 line = i / D, d = i % D;
+    float most = -INFINITY, all = 0.f, value = 0.f;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) most = fmaxf(most, tops[w * LINES + line]);
+    const float shift = most == -INFINITY ? 0.f : most;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+      const float keep = __expf(tops[w * LINES + line] - shift);
+      all += keep * sums[w * LINES + line];
+      value += keep * shared[(w * LINES + line) * D + d];
+    }
+    if (P.splits == 1) {
+      P.y[((u64)(tile.row + line / per) * P.query_heads + head * per + line % per) * D + d] = (u16)T::pack(value / all, 0.f);
+    } else {
+      part[line * D + d] = value;
+      if (d == 0) {
+        part[LINES * D + line * 2] = most;
+        part[LINES * D + line * 2 + 1] = all;
+      }
+    }
+  }
+}
+
+// One CTA to a tile and KV head: the parts of a sequence, in their order.
+template <class T> DEVICE void attention_merge(const Attention& P) {
+  let_next_start();
+  wait_for_previous();
+  const Tile tile = P.tiles[blockIdx.x];
+  const u32 head = blockIdx.y, per = P.query_heads / P.kv.heads, dim = P.kv.head_dim;
+  for (u32 i = threadIdx.x; i < tile.tokens * per * dim; i += blockDim.x) {
+    const u32 line = i / dim, d = i % dim;
+    float most = -INFINITY, all = 0.f, value = 0.f;
+    for (u32 s = 0; s < P.splits; s++) most = fmaxf(most, part_of(P, blockIdx.x, head, s, dim)[LINES * dim + line * 2]);
+    for (u32 s = 0; s < P.splits; s++) {
+      const float* part = part_of(P, blockIdx.x, head, s, dim);
+      const float keep = __expf(part[LINES * dim + line * 2] - most);
+      all += keep * part[LINES * dim + line * 2 + 1];
+      value += keep * part[line * dim + d];
+    }
+    P.y[((u64)(tile.row + line / per) * P.query_heads + head * per + line % per) * dim + d] = (u16)T::pack(value / all, 0.f);
+  }
+}
+
+#define KERNEL(name, T, D) \
+  extern "C" __global__ void __launch_bounds__(WARPS * 32) name(const __grid_constant__ Attention P) { attention<T, D>(P); }
+KERNEL(attention_bf16_64, Bf16, 64)
+KERNEL(attention_bf16_80, Bf16, 80)
+KERNEL(attention_bf16_96, Bf16, 96)
+KERNEL(attention_bf16_128, Bf16, 128)
+KERNEL(attention_bf16_256, Bf16, 256)
+KERNEL(attention_f16_64, F16, 64)
+KERNEL(attention_f16_80, F16, 80)
+KERNEL(attention_f16_96, F16, 96)
+KERNEL(attention_f16_128, F16, 128)
+KERNEL(attention_f16_256, F16, 256)
+extern "C" __global__ void __launch_bounds__(128) attention_merge_bf16(const __grid_constant__ Attention P) { attention_merge<Bf16>(P); }
+extern "C" __global__ void __launch_bounds__(128) attention_merge_f16(const __grid_constant__ Attention P) { attention_merge<F16>(P); }

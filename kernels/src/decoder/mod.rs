@@ -1,0 +1,13 @@
+//! The rest of a decoder: every op has its argument struct, its launch and its twin in f64.
+//!
+//! Twins take values as f64 and round where a model in the element type rounds, through [`Round`].
+
+pub mod activation;
+pub mod attention;
+pub mod embedding;
+pub mod kv;
+pub mod norm;
+pub mod rope;
+
+/// Rounds a value to the element type; the identity for the exact answer.
+pub type Round = fn(f64) -> f64;

@@ -1,0 +1,133 @@
+//! Rotary positions of q and k, and the write of k and v into the sequence's page.
+
+use super::Round;
+use super::kv::Kv;
+use crate::launch::{DevicePtr, Element, Launch};
+use crate::plain::{Plain, plain};
+
+plain! {
+    /// The argument of `rope_*`. 0 stands for what is not there.
+    pub struct RopeArgs {
+        /// Rows of (query_heads + 2 * kv.heads) * head_dim: q, k, v. q is rotated in place.
+        pub x: DevicePtr,
+        pub delta: DevicePtr,
+        /// `kv::Row`
+        pub rows: DevicePtr,
+        /// f32, rotary / 2.
+        pub frequencies: DevicePtr,
+        /// RMS norm of each head before the rotation.
+        pub query_norm: DevicePtr,
+        pub key_norm: DevicePtr,
+        pub kv: Kv,
+        pub query_heads: u32,
+        /// Dimensions that turn, from the first.
+        pub rotary: u32,
+        pub attention_scale: f32,
+        pub eps: f32,
+    }
+}
+
+pub const HEAD_DIM_MAX: u32 = 256;
+const WARPS: u32 = 8;
+
+/// Nothing where the head is odd, too wide, or turns more dimensions than it has.
+pub fn rope_launch(args: &RopeArgs, rows: u32, element: Element) -> Option<Launch> {
+    let dim = args.kv.head_dim;
+    if dim == 0 || dim > HEAD_DIM_MAX || !dim.is_multiple_of(2) || args.rotary > dim || !args.rotary.is_multiple_of(2) {
+        return None;
+    }
+    Some(Launch {
+        module: "rope",
+        function: match element {
+            Element::Bf16 => "rope_bf16",
+            Element::F16 => "rope_f16",
+        },
+        grid: [rows, (args.query_heads + 2 * args.kv.heads).div_ceil(WARPS), 1],
+        block: [WARPS * 32, 1, 1],
+        shared_bytes: 0,
+        argument: args.to_bytes(),
+        overlaps_previous: true,
+    })
+}
+
+/// Llama 3's stretching of long wavelengths.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Llama3Scaling {
+    pub factor: f64,
+    pub low_frequency_factor: f64,
+    pub high_frequency_factor: f64,
+    pub original_context: f64,
+}
+
+/// theta^(-2 i / rotary) for i below rotary / 2, stretched as Llama 3.1's configuration asks: wavelengths above
+/// context / low are slowed by `factor`, those below context / high stay, those between are blended.
+pub fn frequencies(theta: f64, rotary: u32, scaling: Option<Llama3Scaling>) -> Vec<f32> {
+    let plain = (0..rotary / 2).map(|i| theta.powf(-2.0 * f64::from(i) / f64::from(rotary)));
+    let stretch = |f: f64| {
+        let Some(s) = scaling else { return f };
+        let turns = s.original_context * f / (2.0 * std::f64::consts::PI);
+        let smooth = (turns - s.low_frequency_factor) / (s.high_frequency_factor - s.low_frequency_factor);
+        let smooth = smooth.clamp(0.0, 1.0);
+        f * (smooth + (1.0 - smooth) / s.factor)
+    };
+    plain.map(|f| stretch(f) as f32).collect()
+}
+
+/// One head: normalised where there is a weight, then rotated. The angle is the f32 product, as in the kernel.
+pub fn twin(head: &[f64], norm: Option<(&[f64], f64)>, frequencies: &[f32], position: i32, round: Round) -> Vec<f64> {
+    let mut v = head.to_vec();
+    if let Some((weight, eps)) = norm {
+        let scale = 1.0 / (v.iter().map(|v| v * v).sum::<f64>() / v.len() as f64 + eps).sqrt();
+        v = v.iter().zip(weight).map(|(v, w)| round(round(v * scale) * w)).collect();
+    }
+    let half = frequencies.len();
+    let mut out = v.clone();
+    for (i, f) in frequencies.iter().enumerate() {
+        let (sin, cos) = f64::from(position as f32 * f).sin_cos();
+        out[i] = v[i] * cos - v[i + half] * sin;
+        out[i + half] = v[i + half] * cos + v[i] * sin;
+    }
+    out.into_iter().map(round).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quarter_turn() {
+        let quarter = std::f32::consts::FRAC_PI_2;
+        let out = twin(&[1.0, 2.0, 3.0], None, &[quarter], 1, |v| v);
+        assert!((out[0] + 2.0).abs() < 1e-6 && (out[1] - 1.0).abs() < 1e-6);
+        assert_eq!(out[2], 3.0);
+    }
+
+    #[test]
+    fn llama3_stretches_only_long_waves() {
+        let s = Llama3Scaling {
+            factor: 8.0,
+            low_frequency_factor: 1.0,
+            high_frequency_factor: 4.0,
+            original_context: 8192.0,
+        };
+        let (plain, scaled) = (frequencies(500_000.0, 128, None), frequencies(500_000.0, 128, Some(s)));
+        assert_eq!(plain[0], 1.0);
+        assert_eq!(plain[..28], scaled[..28]);
+        assert!((plain[63] / scaled[63] - 8.0).abs() < 1e-4);
+        assert!(scaled[32] < plain[32] && scaled[32] > plain[32] / 8.0);
+    }
+
+    #[test]
+    fn impossible_heads_are_refused() {
+        let args = |head_dim, rotary| RopeArgs {
+            kv: Kv { head_dim, heads: 2, ..Kv::default() },
+            query_heads: 4,
+            rotary,
+            ..RopeArgs::default()
+        };
+        assert_eq!(rope_launch(&args(80, 32), 3, Element::Bf16).map(|l| l.grid), Some([3, 1, 1]));
+        for (head_dim, rotary) in [(0, 0), (258, 2), (63, 2), (64, 66), (64, 3)] {
+            assert!(rope_launch(&args(head_dim, rotary), 1, Element::Bf16).is_none());
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! From the shape of the work to the shape of the launch. Pure; the numbers come from measurements in docs/BENCHMARKS.md.
+
+use crate::lora::decode::DECODE_CTAS_PER_SM;
+
+/// How `plan_decode` divides the work.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DecodeTuning {
+    /// CTAs of the launch: at most what the device holds at one time. The same for every mix that one graph replays.
+    pub grid: u32,
+    /// Those that get work.
+    pub ctas: u32,
+    /// CTAs that one piece can have.
+    pub ctas_per_piece: u32,
+    /// Parts that a shrink's inputs are cut into: more are faster to compute and slower to sum.
+    pub splits: u32,
+    /// Pieces are laid end to end where whole CTAs would make the slowest slower than the mean by this factor.
+    pub ragged_above: f64,
+}
+
+/// `pieces`: segments cut into eight rows each. `sms`: multiprocessors that the kernel may fill.
+pub fn decode_tuning(pieces: u32, sms: u32) -> DecodeTuning {
+    let grid = sms * DECODE_CTAS_PER_SM;
+    // With one CTA to an SM, the next launch's can start beside it; and little work is not worth more.
+    let ctas = if pieces <= 1 { sms } else { grid };
+    DecodeTuning { grid, ctas, ctas_per_piece: ctas, splits: if pieces <= 1 { 16 } else { 8 }, ragged_above: 1.25 }
+}
+
+/// How many parts the inputs of a prefill shrink are cut into, so that a small prefill fills the device too.
+/// `ctas`: those of one part. `blocks`: of 32 inputs.
+pub fn prefill_splits(ctas: u32, blocks: u32, sms: u32) -> u32 {
+    let wanted = (2 * sms + ctas / 2) / ctas.max(1);
+    // A CTA halves its part once more, and both halves want some blocks to stream.
+    wanted.clamp(1, (blocks / 16).clamp(1, 8))
+}
+
+/// Units of 64 outputs that one CTA of a prefill expand takes: many, so that it sums v once for them, but no more than
+/// leave four CTAs to every place for one.
+pub fn prefill_units(tiles: u32, outputs: u32, sms: u32) -> u32 {
+    let all = u64::from(tiles) * u64::from(outputs.div_ceil(64));
+    let places = u64::from(sms) * 2;
+    [16, 8].into_iter().find(|units| all / units >= places * 4).unwrap_or(4) as u32
+}
+
+/// Whether a segment goes to the prefill kernels: their tiles of 128 rows read the adapter once, where the decode
+/// kernel reads it, from L2, once for eight rows.
+pub fn is_prefill(rows: u32) -> bool {
+    rows > 64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_h200_holds_264() {
+        let one = decode_tuning(1, 132);
+        assert_eq!((one.grid, one.ctas, one.splits), (264, 132, 16));
+        let many = decode_tuning(64, 132);
+        assert_eq!((many.grid, many.ctas, many.splits), (264, 264, 8));
+    }
+
+    #[test]
+    fn a_prefill_fills_the_device() {
+        // 2048 rows: 32 CTAs; 8192 rows: 128; a long one needs no split.
+        assert_eq!([32, 128, 1000].map(|ctas| prefill_splits(ctas, 128, 132)), [8, 2, 1]);
+        assert_eq!(prefill_splits(1, 3, 132), 1);
+        assert_eq!(prefill_splits(0, 128, 132), 8);
+        assert_eq!([(64, 28_672), (64, 4096), (16, 6144)].map(|(t, n)| prefill_units(t, n, 132)), [16, 4, 4]);
+    }
+}

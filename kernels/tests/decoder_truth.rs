@@ -1,0 +1,364 @@
+//! The rest of the decoder against its twins.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod gpu;
+
+use gpu::{Bits, Gpu, Random, bytes, words};
+use lorafleet_kernels::decoder::attention::{
+    AttentionArgs, attention_launches, attention_splits, cut_tiles, parts_bytes, twin as attention_twin,
+};
+use lorafleet_kernels::decoder::kv::{Kv, Row, page_bytes, row_offset};
+use lorafleet_kernels::decoder::rope::{Llama3Scaling, RopeArgs, frequencies, rope_launch, twin as rope_twin};
+use lorafleet_kernels::decoder::{Round, activation, embedding, norm};
+use lorafleet_kernels::launch::Element;
+use lorafleet_kernels::lora::twin::relative_error;
+use lorafleet_kernels::plain::bytes_of;
+
+const KINDS: [(Bits, Element, Round, f64); 2] = [
+    (Bits::Bf16, Element::Bf16, |v| half::bf16::from_f64(v).to_f64(), 5e-3),
+    (Bits::F16, Element::F16, |v| half::f16::from_f64(v).to_f64(), 1e-3),
+];
+
+fn wide(bits: Bits, v: &[u16]) -> Vec<f64> {
+    v.iter().map(|b| bits.value(*b)).collect()
+}
+
+fn read(gpu: &Gpu, bits: Bits, p: u64, n: usize) -> Vec<f64> {
+    wide(bits, &words(&gpu.read(p, n * 2)))
+}
+
+#[track_caller]
+fn close(found: &[f64], expected: &[f64], most: f64, what: &str) {
+    assert_eq!(found.len(), expected.len());
+    let error = relative_error(found.iter().copied(), expected.iter().copied());
+    assert!(error < most, "{what}: {error:.2e}");
+}
+
+#[test]
+fn norm_adds_and_normalises() {
+    let Some(gpu) = Gpu::open() else { return };
+    for (bits, element, round, most) in KINDS {
+        for (width, rows, with_delta, with_x) in [
+            (576, 3, true, true),
+            (4096, 129, false, true),
+            (14336, 2, true, true),
+            (8, 5, false, false),
+            (16384, 1, false, true),
+        ] {
+            let mut random = Random(width as u64);
+            let n = width * rows;
+            let [x, delta, residual] = [0; 3].map(|_| bits.random(n, 2.0, &mut random));
+            let weight = bits.random(width, 1.0, &mut random);
+            let residual_ptr = gpu.upload(&bytes(&residual));
+            let y = gpu.upload(&vec![0xff; n * 2]);
+            let args = norm::NormArgs {
+                x: if with_x { gpu.upload(&bytes(&x)) } else { 0 },
+                delta: if with_delta { gpu.upload(&bytes(&delta)) } else { 0 },
+                residual: residual_ptr,
+                weight: gpu.upload(&bytes(&weight)),
+                y,
+                width: width as u32,
+                eps: 1e-5,
+                ..norm::NormArgs::default()
+            };
+            gpu.launch(&norm::norm_launch(&args, rows as u32, element).unwrap());
+            let (mut h, mut expected) = (Vec::new(), Vec::new());
+            for row in 0..rows {
+                let part = |v: &[u16]| wide(bits, &v[row * width..][..width]);
+                let added: Vec<f64> = (0..width)
+                    .map(|i| {
+                        f64::from(u8::from(with_x)) * part(&x)[i] + f64::from(u8::from(with_delta)) * part(&delta)[i]
+                    })
+                    .collect();
+                let (a, b) = norm::twin(&part(&residual), &added, &wide(bits, &weight), 1e-5, round);
+                h.extend(a);
+                expected.extend(b);
+                if row == 2 {
+                    break;
+                }
+            }
+            close(&read(&gpu, bits, residual_ptr, h.len()), &h, most, "residual");
+            close(&read(&gpu, bits, y, expected.len()), &expected, most, "norm");
+        }
+        gpu.free_all();
+    }
+}
+
+#[test]
+fn activation_of_both_kinds() {
+    let Some(gpu) = Gpu::open() else { return };
+    for (bits, element, round, most) in KINDS {
+        for (rows, width, gelu, with_delta) in [(1usize, 8usize, 0, true), (37, 1536, 1, false), (64, 14336, 0, true)] {
+            let mut random = Random(rows as u64 + 3);
+            let x = bits.random(rows * width * 2, 4.0, &mut random);
+            let delta = bits.random(rows * width * 2, 1.0, &mut random);
+            let y = gpu.upload(&vec![0xff; rows * width * 2]);
+            let args = activation::ActivationArgs {
+                x: gpu.upload(&bytes(&x)),
+                delta: if with_delta { gpu.upload(&bytes(&delta)) } else { 0 },
+                y,
+                rows: rows as u32,
+                width: width as u32,
+                gelu,
+                unused: 0,
+            };
+            gpu.launch(&activation::activation_launch(&args, gpu.sms, element).unwrap());
+            let value = |at: usize| bits.value(x[at]) + if with_delta { bits.value(delta[at]) } else { 0.0 };
+            let one = |i: usize| {
+                let (row, at) = (i / width, i % width);
+                activation::twin(value(row * 2 * width + at), value(row * 2 * width + width + at), gelu == 1, round)
+            };
+            let expected: Vec<f64> = (0..rows * width).map(one).collect();
+            close(&read(&gpu, bits, y, expected.len()), &expected, most, "activation");
+        }
+        gpu.free_all();
+    }
+}
+
+#[test]
+fn embedding_gathers_and_refuses_strangers() {
+    let Some(gpu) = Gpu::open() else { return };
+    for (bits, element, round, most) in KINDS {
+        for (width, scale) in [(576usize, 1.0f32), (4096, 24.0), (8, 1.0)] {
+            let (vocabulary, tokens) = (1000u32, [0u32, 999, 1000, 7, u32::MAX, 7]);
+            let table = bits.random(vocabulary as usize * width, 1.0, &mut Random(4));
+            let y = gpu.upload(&vec![0xff; tokens.len() * width * 2]);
+            let args = embedding::EmbeddingArgs {
+                table: gpu.upload(&bytes(&table)),
+                tokens: gpu.upload(&bytes_of(&tokens)),
+                y,
+                rows: tokens.len() as u32,
+                width: width as u32,
+                vocabulary,
+                scale,
+            };
+            gpu.launch(&embedding::embedding_launch(&args, element).unwrap());
+            let row = |t: &u32| match *t < vocabulary {
+                true => wide(bits, &table[*t as usize * width..][..width]),
+                false => vec![0.0; width],
+            };
+            let expected: Vec<f64> = tokens.iter().flat_map(row).map(|v| round(v * f64::from(scale))).collect();
+            close(&read(&gpu, bits, y, expected.len()), &expected, most, "embedding");
+        }
+        gpu.free_all();
+    }
+}
+
+/// Sequences on shuffled pages; whatever nobody wrote is NaN.
+struct Sequences {
+    kv: Kv,
+    lists: Vec<Vec<u32>>,
+    starts: Vec<u32>,
+    pool_bytes: usize,
+}
+
+fn sequences(
+    gpu: &Gpu,
+    lengths: &[usize],
+    layers: u32,
+    heads: u32,
+    dim: u32,
+    page_tokens: u32,
+    random: &mut Random,
+) -> Sequences {
+    let size = page_bytes(layers, heads, dim, page_tokens);
+    let counts: Vec<usize> = lengths.iter().map(|l| l.div_ceil(page_tokens as usize)).collect();
+    let total: usize = counts.iter().sum::<usize>() + 2;
+    let mut pages: Vec<u32> = (0..total as u32).collect();
+    random.shuffle(&mut pages);
+    let (mut lists, mut starts, mut at) = (Vec::new(), Vec::new(), 0);
+    for count in counts {
+        lists.push(pages[at..at + count].to_vec());
+        starts.push(at as u32);
+        at += count;
+    }
+    let pool_bytes = total * size as usize;
+    let base = gpu.alloc(pool_bytes);
+    gpu.fill(base, 0xff, pool_bytes);
+    let kv = Kv {
+        base,
+        pages: gpu.upload(&bytes_of(&pages)),
+        page_bytes: size,
+        page_tokens,
+        heads,
+        head_dim: dim,
+        layer: layers - 1,
+    };
+    Sequences { kv, lists, starts, pool_bytes }
+}
+
+#[test]
+fn rope_rotates_and_writes_pages() {
+    let Some(gpu) = Gpu::open() else { return };
+    let scaling =
+        Llama3Scaling { factor: 8.0, low_frequency_factor: 1.0, high_frequency_factor: 4.0, original_context: 8192.0 };
+    for (bits, element, round, most) in KINDS {
+        for (dim, rotary, query_heads, kv_heads, norms, with_delta) in [
+            (64u32, 64u32, 9u32, 3u32, false, true),
+            (128, 128, 32, 8, true, false),
+            (80, 32, 4, 4, false, false),
+            (256, 256, 2, 1, true, true),
+        ] {
+            let mut random = Random(u64::from(dim));
+            let seq = sequences(&gpu, &[40, 3, 70_000], 2, kv_heads, dim, 16, &mut random);
+            // Rows of all three sequences, and one that is padding.
+            let rows = [(0usize, 39i32), (0, 0), (1, 2), (2, 69_999), (1, -1), (2, 4097)];
+            let table: Vec<Row> =
+                rows.iter().map(|(s, position)| Row { position: *position, list: seq.starts[*s] }).collect();
+            let heads = (query_heads + 2 * kv_heads) as usize;
+            let n = rows.len() * heads * dim as usize;
+            let (x, delta) = (bits.random(n, 1.0, &mut random), bits.random(n, 0.5, &mut random));
+            let weights = [0; 2].map(|_| bits.random(dim as usize, 1.0, &mut random));
+            let waves = frequencies(500_000.0, rotary, Some(scaling));
+            let x_ptr = gpu.upload(&bytes(&x));
+            let weight_ptr = weights.each_ref().map(|w| if norms { gpu.upload(&bytes(w)) } else { 0 });
+            let args = RopeArgs {
+                x: x_ptr,
+                delta: if with_delta { gpu.upload(&bytes(&delta)) } else { 0 },
+                rows: gpu.upload(&bytes_of(&table)),
+                frequencies: gpu.upload(&bytes_of(&waves)),
+                query_norm: weight_ptr[0],
+                key_norm: weight_ptr[1],
+                kv: seq.kv,
+                query_heads,
+                rotary,
+                attention_scale: 1.0,
+                eps: 1e-6,
+            };
+            gpu.launch(&rope_launch(&args, rows.len() as u32, element).unwrap());
+            let after = words(&gpu.read(x_ptr, n * 2));
+            let pool = gpu.read(seq.kv.base, seq.pool_bytes);
+            let (mut found, mut expected) = (Vec::new(), Vec::new());
+            for (i, (s, position)) in rows.iter().enumerate() {
+                for head in 0..heads as u32 {
+                    let at = (i * heads + head as usize) * dim as usize;
+                    let mut input = wide(bits, &x[at..at + dim as usize]);
+                    if with_delta {
+                        let d = wide(bits, &delta[at..at + dim as usize]);
+                        input = input.iter().zip(&d).map(|(v, d)| round(v + d)).collect();
+                    }
+                    if *position < 0 {
+                        assert_eq!(after[at..at + dim as usize], x[at..at + dim as usize]);
+                        continue;
+                    }
+                    let (query, value) = (head < query_heads, head >= query_heads + kv_heads);
+                    let weight = wide(bits, &weights[usize::from(!query)]);
+                    let norm = (norms && !value).then_some((weight.as_slice(), 1e-6));
+                    expected.extend(if value { input } else { rope_twin(&input, norm, &waves, *position, round) });
+                    if query {
+                        found.extend(wide(bits, &after[at..at + dim as usize]));
+                    } else {
+                        let page = seq.lists[*s][*position as usize / 16];
+                        let kv_head = (head - query_heads) % kv_heads;
+                        let at = row_offset(&seq.kv, page, value, kv_head, *position as u32 % 16) as usize;
+                        found.extend(wide(bits, &words(&pool[at..at + 2 * dim as usize])));
+                    }
+                }
+            }
+            close(&found, &expected, most, &format!("rope of {dim}"));
+            gpu.free_all();
+        }
+    }
+}
+
+#[test]
+fn attention_of_decode_and_chunks() {
+    let Some(gpu) = Gpu::open() else { return };
+    for (bits, element, round, most) in KINDS {
+        for (dim, query_heads, kv_heads, window, cap) in [
+            (64u32, 9u32, 3u32, 0u32, 0f32),
+            (128, 32, 8, 0, 0.0),
+            (80, 4, 4, 100, 0.0),
+            (96, 16, 1, 0, 30.0),
+            (256, 8, 1, 33, 0.0),
+            (128, 14, 2, 0, 0.0),
+        ] {
+            let mut random = Random(u64::from(dim) + 1);
+            // Sequence length, and how many of its last tokens are in the batch.
+            let batch = [(1usize, 1usize), (17, 1), (300, 1), (1500, 1), (50, 33), (16, 16), (129, 5)];
+            let lengths: Vec<usize> = batch.iter().map(|b| b.0).collect();
+            let seq = sequences(&gpu, &lengths, 2, kv_heads, dim, 32, &mut random);
+            let mut pool = gpu.read(seq.kv.base, seq.pool_bytes);
+            for (s, length) in lengths.iter().enumerate() {
+                for (token, (value, head)) in
+                    (0..*length).flat_map(|t| (0..2 * kv_heads).map(move |i| (t, (i & 1 == 1, i / 2))))
+                {
+                    let at = row_offset(&seq.kv, seq.lists[s][token / 32], value, head, token as u32 % 32) as usize;
+                    pool[at..at + 2 * dim as usize].copy_from_slice(&bytes(&bits.random(
+                        dim as usize,
+                        1.0,
+                        &mut random,
+                    )));
+                }
+            }
+            gpu.write(seq.kv.base, &pool);
+            let (mut tiles, mut rows) = (Vec::new(), 0);
+            for (s, (length, fresh)) in batch.iter().enumerate() {
+                tiles.extend(cut_tiles(
+                    rows,
+                    *fresh as u32,
+                    (length - fresh) as i32,
+                    seq.starts[s],
+                    query_heads / kv_heads,
+                ));
+                rows += *fresh as u32;
+            }
+            let stride = (query_heads + 2 * kv_heads) * dim;
+            let q = bits.random((rows * stride) as usize, 2.0, &mut random);
+            let y_len = (rows * query_heads * dim) as usize;
+            let scale = 1.0 / (dim as f32).sqrt();
+            for splits in [1, 3, attention_splits(tiles.len() as u32, kv_heads, 1500, gpu.sms)] {
+                let y = gpu.upload(&vec![0xff; y_len * 2]);
+                let count = tiles.len() as u32;
+                let args = AttentionArgs {
+                    q: gpu.upload(&bytes(&q)),
+                    y,
+                    tiles: gpu.upload(&bytes_of(&tiles)),
+                    parts: gpu.alloc(parts_bytes(count, kv_heads, splits, dim) as usize),
+                    kv: seq.kv,
+                    query_heads,
+                    stride_q: stride,
+                    splits,
+                    window,
+                    scale,
+                    soft_cap: cap,
+                    tile_count: count,
+                    unused: 0,
+                };
+                attention_launches(&args, element).unwrap().iter().for_each(|l| gpu.launch(l));
+                let found = read(&gpu, bits, y, y_len);
+                let (mut expected, mut row) = (Vec::new(), 0);
+                for (s, (length, fresh)) in batch.iter().enumerate() {
+                    for position in length - fresh..*length {
+                        for head in 0..query_heads {
+                            let query = wide(bits, &q[(row * stride + head * dim) as usize..][..dim as usize]);
+                            let from = if window == 0 { 0 } else { (position + 1).saturating_sub(window as usize) };
+                            let side = |value| -> Vec<Vec<f64>> {
+                                (from..=position)
+                                    .map(|t| {
+                                        let kv_head = head / (query_heads / kv_heads);
+                                        let at =
+                                            row_offset(&seq.kv, seq.lists[s][t / 32], value, kv_head, t as u32 % 32)
+                                                as usize;
+                                        wide(bits, &words(&pool[at..at + 2 * dim as usize]))
+                                    })
+                                    .collect()
+                            };
+                            expected.extend(attention_twin(
+                                &query,
+                                &side(false),
+                                &side(true),
+                                scale.into(),
+                                cap.into(),
+                                round,
+                            ));
+                        }
+                        row += 1;
+                    }
+                }
+                close(&found, &expected, most * 1.5, &format!("attention {bits:?} {dim}, {splits} parts"));
+            }
+            gpu.free_all();
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Adapters in a page pool on the device, a batch over them, and what the twin makes of it.
+#![allow(dead_code)]
+
+use lorafleet_kernels::launch::{DevicePtr, Element, Launch};
+use lorafleet_kernels::lora::decode::{DecodeArgs, Pool, decode_launch};
+use lorafleet_kernels::lora::layout::{Layout, Projection};
+use lorafleet_kernels::lora::plan::{Block, Run};
+use lorafleet_kernels::lora::{
+    DecodePlan, Group, PIECE_ROWS, PrefillArgs, Segment, plan_decode, plan_prefill, prefill_launches, twin,
+};
+use lorafleet_kernels::plain::{Plain, bytes_of};
+use lorafleet_kernels::tuning::decode_tuning;
+
+use super::gpu::{Bits, Gpu, Random, bytes, words};
+
+pub struct Adapters {
+    pub group: Group,
+    pub layers: u32,
+    pub bits: Bits,
+    pub pool: Pool,
+    pub tensors: DevicePtr,
+    /// By slot, layer and projection.
+    pub weights: Vec<twin::Weights>,
+    pub slots: u32,
+}
+
+impl Adapters {
+    /// Random adapters on shuffled pages; what no adapter owns is NaN.
+    #[allow(clippy::too_many_arguments)]
+    pub fn new(
+        gpu: &Gpu,
+        group: &Group,
+        layers: u32,
+        slots: u32,
+        bits: Bits,
+        page_bytes: u64,
+        rank: impl Fn(u32, u32, u32) -> u32,
+        random: &mut Random,
+    ) -> Self {
+        let shapes: Vec<Projection> =
+            group.outputs.iter().map(|outputs| Projection { inputs: group.inputs, outputs: *outputs }).collect();
+        let (mut images, mut layouts, mut entries, mut weights) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut list = 0;
+        for slot in 0..slots {
+            let layout = Layout::new(&shapes, layers, page_bytes, |l, p| rank(slot, l, p)).unwrap();
+            let scale = 0.25 + (slot % 5) as f32;
+            let mut image = vec![0u8; layout.fragments as usize * 512];
+            for layer in 0..layers {
+                for (p, shape) in (0..).zip(&shapes) {
+                    let r = rank(slot, layer, p) as usize;
+                    let a = bits.random(r * shape.inputs as usize, 0.05, random);
+                    let b = bits.random(r * shape.outputs as usize, 0.05, random);
+                    layout.pack(layer, p, &a, &b, &mut image).unwrap();
+                    let wide = |v: &[u16]| v.iter().map(|b| bits.value(*b)).collect();
+                    weights.push(twin::Weights { rank: r, scale: scale.into(), a: wide(&a), b: wide(&b) });
+                }
+            }
+            // The rest of the last page is not the adapter's.
+            image.resize(layout.pages as usize * page_bytes as usize, 0xff);
+            list += layout.pages;
+            images.push(image);
+            layouts.push((layout, scale));
+        }
+        let spare = 3;
+        let mut pages: Vec<u32> = (0..list + spare).collect();
+        random.shuffle(&mut pages);
+        let mut at = 0;
+        for (layout, scale) in layouts {
+            entries.extend(layout.entries(&pages[at..at + layout.pages as usize], at as u32, scale).unwrap());
+            at += layout.pages as usize;
+        }
+        let mut pool = vec![0xffu8; pages.len() * page_bytes as usize];
+        let chunks = images.iter().flat_map(|image| image.chunks_exact(page_bytes as usize));
+        for (page, chunk) in pages.iter().zip(chunks) {
+            pool[*page as usize * page_bytes as usize..][..page_bytes as usize].copy_from_slice(chunk);
+        }
+        pages.truncate(list as usize);
+        let pool = Pool {
+            base: gpu.upload(&pool),
+            pages: gpu.upload(&bytes_of(&pages)),
+            page_bytes,
+            page_fragments: (page_bytes / 512) as u32,
+            unused: 0,
+        };
+        let tensors = gpu.upload(&bytes_of(&entries));
+        Self { group: group.clone(), layers, bits, pool, tensors, weights, slots }
+    }
+
+    pub fn weights(&self, slot: u32, layer: u32, projection: usize) -> &twin::Weights {
+        &self.weights[(slot * self.layers + layer) as usize * self.group.outputs.len() + projection]
+    }
+
+    pub fn rank_max(&self, slot: u32) -> u32 {
+        let each = self.layers as usize * self.group.outputs.len();
+        self.weights[slot as usize * each..][..each].iter().map(|w| w.rank as u32).max().unwrap_or(0)
+    }
+
+    pub fn element(&self) -> Element {
+        match self.bits {
+            Bits::Bf16 => Element::Bf16,
+            Bits::F16 => Element::F16,
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+pub struct Place {
+    pub layer: u32,
+    pub launch: u32,
+    pub step: u32,
+}
+
+pub struct Case {
+    pub segments: Vec<Segment>,
+    pub rows: Vec<i32>,
+    pub all_rows: u32,
+    pub ctas: u32,
+    pub x_bits: Vec<u16>,
+    pub x: DevicePtr,
+    pub y: DevicePtr,
+    pub y_bytes: usize,
+    pub rows_ptr: DevicePtr,
+    pub blocks: DevicePtr,
+    pub overflow: DevicePtr,
+    pub exchange: DevicePtr,
+    pub step: DevicePtr,
+}
+
+const OVERFLOW_RUNS: usize = 8192;
+
+impl Case {
+    pub fn new(
+        gpu: &Gpu,
+        adapters: &Adapters,
+        segments: Vec<Segment>,
+        rows: Vec<i32>,
+        all_rows: u32,
+        random: &mut Random,
+    ) -> Self {
+        let group = &adapters.group;
+        let width: u32 = group.outputs.iter().sum();
+        let x_bits = adapters.bits.random((all_rows * group.inputs) as usize, 1.0, random);
+        let y = bytes(&adapters.bits.random((all_rows * width) as usize, 0.1, random));
+        let ctas = gpu.sms * 2;
+        // As many columns as the worst plan of these tests takes.
+        let columns: usize = 3 * 16 * 1024;
+        let exchange = gpu.alloc(columns * 1024);
+        gpu.fill(exchange, 0, columns * 1024);
+        let mut case = Self {
+            segments: Vec::new(),
+            all_rows,
+            ctas,
+            x: gpu.upload(&bytes(&x_bits)),
+            x_bits,
+            y: gpu.upload(&y),
+            y_bytes: y.len(),
+            rows_ptr: gpu.upload(&bytes_of(&rows)),
+            rows,
+            blocks: gpu.alloc(ctas as usize * Block::SIZE),
+            overflow: gpu.alloc(OVERFLOW_RUNS * Run::SIZE),
+            exchange,
+            step: gpu.upload(&[0; 4]),
+        };
+        case.set_segments(gpu, adapters, segments);
+        case
+    }
+
+    pub fn set_segments(&mut self, gpu: &Gpu, adapters: &Adapters, segments: Vec<Segment>) {
+        self.segments = segments.into_iter().map(|s| Segment { rank: adapters.rank_max(s.slot), ..s }).collect();
+        let plan = self.plan(&adapters.group);
+        assert!(plan.exchange_columns as usize <= 3 * 16 * 1024 && plan.overflow.len() <= OVERFLOW_RUNS);
+        gpu.sync();
+        gpu.write(self.blocks, &bytes_of(&plan.blocks));
+        gpu.write(self.overflow, &bytes_of(&plan.overflow));
+    }
+
+    pub fn plan(&self, group: &Group) -> DecodePlan {
+        let pieces = self.segments.iter().map(|s| s.rows.div_ceil(PIECE_ROWS)).sum();
+        plan_decode(&self.segments, group, &decode_tuning(pieces, self.ctas / 2)).unwrap()
+    }
+
+    pub fn launch(&self, adapters: &Adapters, place: Place) -> Launch {
+        let args = DecodeArgs {
+            x: self.x,
+            y: self.y,
+            pool: adapters.pool,
+            tensors: adapters.tensors,
+            rows: self.rows_ptr,
+            blocks: self.blocks,
+            overflow: self.overflow,
+            exchange: self.exchange,
+            step: self.step,
+            projections: adapters.group.outputs.len() as u32,
+            projection: 0,
+            layers: adapters.layers,
+            layer: place.layer,
+            launch: place.launch,
+            ..DecodeArgs::of_group(&adapters.group)
+        };
+        decode_launch(&args, adapters.element(), self.ctas)
+    }
+
+    /// y before and after one launch.
+    pub fn run(&mut self, gpu: &Gpu, adapters: &Adapters, place: Place) -> (Vec<u16>, Vec<u16>) {
+        let before = words(&gpu.read(self.y, self.y_bytes));
+        gpu.set_u32(self.step, place.step);
+        gpu.launch(&self.launch(adapters, place));
+        (before, words(&gpu.read(self.y, self.y_bytes)))
+    }
+
+    /// The same by the prefill kernels.
+    pub fn run_prefill(&mut self, gpu: &Gpu, adapters: &Adapters, layer: u32) -> (Vec<u16>, Vec<u16>) {
+        let before = words(&gpu.read(self.y, self.y_bytes));
+        let plan = plan_prefill(&self.segments, &adapters.group, gpu.sms).unwrap();
+        let v = gpu.alloc(plan.v_bytes as usize);
+        gpu.fill(v, 0xff, plan.v_bytes as usize);
+        let args = PrefillArgs {
+            x: self.x,
+            y: self.y,
+            pool: adapters.pool,
+            tensors: adapters.tensors,
+            rows: self.rows_ptr,
+            tiles: gpu.upload(&bytes_of(&plan.tiles)),
+            v,
+            projections: adapters.group.outputs.len() as u32,
+            layers: adapters.layers,
+            layer,
+            ..PrefillArgs::of_plan(&adapters.group, &plan)
+        };
+        prefill_launches(&args, &plan, adapters.element()).iter().for_each(|l| gpu.launch(l));
+        (before, words(&gpu.read(self.y, self.y_bytes)))
+    }
+
+    /// The relative error of what was added; rows of no segment must be as they were.
+    pub fn check(&self, adapters: &Adapters, layer: u32, before: &[u16], after: &[u16]) -> f64 {
+        let group = &adapters.group;
+        let (inputs, width) = (group.inputs as usize, group.outputs.iter().sum::<u32>() as usize);
+        let mut slot_of: Vec<Option<u32>> = vec![None; self.all_rows as usize];
+        for s in &self.segments {
+            for row in &self.rows[s.row0 as usize..][..s.rows as usize] {
+                if *row >= 0 {
+                    slot_of[*row as usize] = Some(s.slot);
+                }
+            }
+        }
+        let (mut found, mut expected) = (Vec::new(), Vec::new());
+        for (row, slot) in slot_of.iter().enumerate() {
+            let (old, new) = (&before[row * width..][..width], &after[row * width..][..width]);
+            let Some(slot) = slot else {
+                assert_eq!(old, new, "row {row} has no adapter, but changed");
+                continue;
+            };
+            let x: Vec<f64> = self.x_bits[row * inputs..][..inputs].iter().map(|b| adapters.bits.value(*b)).collect();
+            for p in 0..group.outputs.len() {
+                let w = adapters.weights(*slot, layer, p);
+                if w.rank == 0 {
+                    expected.extend(std::iter::repeat_n(0.0, group.outputs[p] as usize));
+                } else {
+                    expected.extend(twin::delta(&x, w));
+                }
+            }
+            found.extend(new.iter().zip(old).map(|(n, o)| adapters.bits.value(*n) - adapters.bits.value(*o)));
+        }
+        twin::relative_error(found, expected)
+    }
+}

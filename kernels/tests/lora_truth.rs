@@ -1,0 +1,183 @@
+//! The LoRA kernels against their twin, on adversarial input.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod gpu;
+mod lora;
+
+use gpu::{Bits, Gpu, Random};
+use lora::{Adapters, Case, Place};
+use lorafleet_kernels::lora::{Group, Segment};
+
+const RANKS: [u32; 9] = [1, 3, 7, 8, 16, 31, 64, 100, 256];
+
+fn group(inputs: u32, outputs: &[u32]) -> Group {
+    Group { inputs, outputs: outputs.to_vec() }
+}
+
+/// Segments of the given lengths over shuffled rows, with some rows of the base between them.
+fn segments(lengths: &[u32], random: &mut Random, absent: bool) -> (Vec<Segment>, Vec<i32>, u32) {
+    let total: u32 = lengths.iter().sum();
+    let all = total + 5;
+    let mut ids: Vec<i32> = (0..all as i32).collect();
+    random.shuffle(&mut ids);
+    ids.truncate(total as usize);
+    let mut out = Vec::new();
+    let mut row0 = 0;
+    for (slot, rows) in (0..).zip(lengths) {
+        out.push(Segment { slot, row0, rows: *rows, rank: 0 });
+        row0 += rows;
+    }
+    if absent {
+        for i in (0..ids.len()).step_by(7) {
+            ids[i] = -1;
+        }
+    }
+    (out, ids, all)
+}
+
+#[test]
+fn every_rank_and_length() {
+    let Some(gpu) = Gpu::open() else { return };
+    for (element, inputs, outputs) in [
+        (Bits::Bf16, 4096, vec![4096, 1024, 1024]),
+        (Bits::Bf16, 72, vec![200, 8]),
+        (Bits::F16, 576, vec![576, 192, 192]),
+        (Bits::Bf16, 14336, vec![512]),
+    ] {
+        let mut random = Random(7);
+        let lengths = [0u32, 1, 7, 8, 9, 129];
+        let lengths: Vec<u32> = (0..RANKS.len() * lengths.len()).map(|i| lengths[i % 6]).collect();
+        let rank = |slot: u32| RANKS[slot as usize / 6];
+        let (segments, rows, all) = segments(&lengths, &mut random, true);
+        let group = group(inputs, &outputs);
+        let adapters =
+            Adapters::new(&gpu, &group, 2, lengths.len() as u32, element, 6144, |s, _, _| rank(s), &mut random);
+        let mut case = Case::new(&gpu, &adapters, segments, rows, all, &mut random);
+        let (before, after) = case.run(&gpu, &adapters, Place { layer: 1, launch: 3, step: 5 });
+        let error = case.check(&adapters, 1, &before, &after);
+        println!("{element:?} {inputs} -> {outputs:?}: {error:.2e}");
+        assert!(error < 1e-2, "{error}");
+        gpu.free_all();
+    }
+}
+
+#[test]
+fn prefill_of_every_rank_and_length() {
+    let Some(gpu) = Gpu::open() else { return };
+    for (element, inputs, outputs) in [
+        (Bits::Bf16, 4096, vec![1024, 512, 512]),
+        (Bits::Bf16, 72, vec![200, 8]),
+        (Bits::F16, 576, vec![576, 192, 192]),
+        (Bits::Bf16, 14336, vec![512]),
+    ] {
+        let mut random = Random(19);
+        let lengths = [129u32, 1, 300, 7, 64, 0, 8, 65, 128];
+        let (segments, rows, all) = segments(&lengths, &mut random, true);
+        let group = group(inputs, &outputs);
+        let rank = |slot: u32, layer: u32, projection: u32| match (layer, (slot + projection) % 4) {
+            (0, 0) => 0,
+            (0, n) => RANKS[(slot as usize + 3 * n as usize) % 9],
+            _ => RANKS[slot as usize],
+        };
+        let adapters = Adapters::new(&gpu, &group, 2, lengths.len() as u32, element, 6144, rank, &mut random);
+        let mut case = Case::new(&gpu, &adapters, segments, rows, all, &mut random);
+        for layer in 0..2 {
+            let (before, after) = case.run_prefill(&gpu, &adapters, layer);
+            let error = case.check(&adapters, layer, &before, &after);
+            println!("{element:?} {inputs} -> {outputs:?}, layer {layer}: {error:.2e}");
+            assert!(error < 1e-2, "{error}");
+        }
+        gpu.free_all();
+    }
+}
+
+/// Layers that an adapter leaves alone, projections without one, another rank in each.
+#[test]
+fn ranks_differ_by_layer_and_projection() {
+    let Some(gpu) = Gpu::open() else { return };
+    let mut random = Random(11);
+    let (segments, rows, all) = segments(&[1; 40], &mut random, false);
+    let group = group(1024, &[1024, 256, 256]);
+    let rank = |slot: u32, layer: u32, projection: u32| match (slot + layer + projection) % 5 {
+        0 => 0,
+        n => {
+            RANKS[(slot as usize + 2 * n as usize + projection as usize) % 9]
+                * u32::from(!(slot + layer).is_multiple_of(7))
+        }
+    };
+    let adapters = Adapters::new(&gpu, &group, 4, 40, Bits::Bf16, 2048, rank, &mut random);
+    let mut case = Case::new(&gpu, &adapters, segments, rows, all, &mut random);
+    for layer in 0..4 {
+        let (before, after) = case.run(&gpu, &adapters, Place { layer, launch: layer, step: 1 });
+        let error = case.check(&adapters, layer, &before, &after);
+        assert!(error < 1e-2, "layer {layer}: {error}");
+    }
+}
+
+/// Batches from one row to 512, each row its own adapter or shared.
+#[test]
+fn batch_sizes() {
+    let Some(gpu) = Gpu::open() else { return };
+    for (count, adapters_count, ranks) in [
+        (1u32, 1u32, [16, 16]),
+        (2, 2, [8, 64]),
+        (64, 64, [16, 16]),
+        (200, 200, [8, 16]),
+        (256, 32, [16, 16]),
+        (512, 256, [8, 16]),
+        (512, 1, [64, 64]),
+    ] {
+        let mut random = Random(count as u64 + 1);
+        let each = count / adapters_count;
+        let (segments, rows, all) = segments(&vec![each; adapters_count as usize], &mut random, false);
+        let group = group(2048, &[2048, 512, 512]);
+        let rank = |slot: u32, _: u32, _: u32| ranks[slot as usize % 2];
+        let adapters = Adapters::new(&gpu, &group, 1, adapters_count, Bits::Bf16, 1 << 16, rank, &mut random);
+        let mut case = Case::new(&gpu, &adapters, segments, rows, all, &mut random);
+        let (before, after) = case.run(&gpu, &adapters, Place { layer: 0, launch: 0, step: 9 });
+        let error = case.check(&adapters, 0, &before, &after);
+        println!("{count} rows, {adapters_count} adapters: {error:.2e}");
+        assert!(error < 1e-2, "{count} rows: {error}");
+        gpu.free_all();
+    }
+}
+
+/// One graph replays any mix with the bits of an eager launch, and every replay has the same bits.
+#[test]
+fn a_graph_replays_any_mix() {
+    let Some(gpu) = Gpu::open() else { return };
+    let mut random = Random(3);
+    let group = group(1024, &[1024, 256, 256]);
+    let rank = |slot: u32, _: u32, _: u32| RANKS[slot as usize % 9];
+    let adapters = Adapters::new(&gpu, &group, 2, 64, Bits::Bf16, 1 << 14, rank, &mut random);
+    let (all_segments, rows, all) = segments(&[8; 64], &mut random, false);
+    let mut case = Case::new(&gpu, &adapters, all_segments.clone(), rows, all, &mut random);
+    let before = gpu.read(case.y, case.y_bytes);
+    let graph = gpu.capture(|| {
+        for layer in 0..2 {
+            gpu.launch(&case.launch(&adapters, Place { layer, launch: layer, step: 0 }));
+        }
+    });
+    let mut step = 100;
+    for used in [64usize, 1, 17, 64, 3, 40] {
+        let mix: Vec<Segment> =
+            all_segments.iter().rev().take(used).map(|s| Segment { rows: 1 + s.slot % 8, ..*s }).collect();
+        case.set_segments(&gpu, &adapters, mix);
+        let mut seen: Vec<Vec<u8>> = Vec::new();
+        for round in 0..4 {
+            step += 1;
+            gpu.write(case.y, &before);
+            gpu.set_u32(case.step, step);
+            if round == 0 {
+                for layer in 0..2 {
+                    gpu.launch(&case.launch(&adapters, Place { layer, launch: layer, step }));
+                }
+            } else {
+                gpu.replay(&graph);
+            }
+            seen.push(gpu.read(case.y, case.y_bytes));
+        }
+        assert!(seen.iter().all(|y| *y == seen[0]), "{used} segments: replays differ");
+        assert!(seen[0] != before);
+    }
+}
