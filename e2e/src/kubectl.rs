@@ -1,6 +1,7 @@
 //! `kubectl` against one cluster.
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -13,6 +14,8 @@ use crate::tools::Tools;
 pub struct Kubectl {
     program: PathBuf,
     words: Vec<OsString>,
+    /// What tells helm the same cluster.
+    helm: OsString,
 }
 
 impl Kubectl {
@@ -20,12 +23,13 @@ impl Kubectl {
     pub fn new(tools: &Tools, kubeconfig: &Path) -> Self {
         let mut flag = OsString::from("--kubeconfig=");
         flag.push(kubeconfig);
-        Self { program: tools.kubernetes.join("kubectl"), words: vec![flag] }
+        Self { program: tools.kubernetes.join("kubectl"), words: vec![flag.clone()], helm: flag }
     }
 
     /// For a context of the user's own kubeconfig.
     pub fn context(tools: &Tools, context: &str) -> Self {
-        Self { program: tools.kubernetes.join("kubectl"), words: vec![format!("--context={context}").into()] }
+        let words = vec![format!("--context={context}").into()];
+        Self { program: tools.kubernetes.join("kubectl"), words, helm: format!("--kube-context={context}").into() }
     }
 
     /// The same with more words.
@@ -42,9 +46,21 @@ impl Kubectl {
         self.args([format!("--namespace={name}")])
     }
 
-    /// The words that select the cluster, for tools that take the same ones.
+    /// The command as it stands, to run to its end.
     pub fn shell(&self) -> Shell {
         Shell::new(&self.program).args(&self.words)
+    }
+
+    /// The command as it stands, for what runs until it is stopped.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(&self.words);
+        command
+    }
+
+    /// helm's words for the same cluster.
+    pub fn helm_words(&self) -> [&OsStr; 1] {
+        [&self.helm]
     }
 
     /// Standard output of the command with these further words.

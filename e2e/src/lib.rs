@@ -1,7 +1,13 @@
 //! The harness: a real one-node cluster from public packages, the images, the demo, and what the tests on them share.
 pub mod check;
+pub mod demo;
+pub mod world;
 pub mod cluster;
 pub mod images;
+pub mod install;
+pub mod s3;
+pub mod chat;
+pub mod forward;
 pub mod kubectl;
 pub mod tools;
 pub mod cache;

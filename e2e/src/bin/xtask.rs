@@ -6,6 +6,8 @@ use clap::{Args, Parser, Subcommand};
 
 use lorafleet_e2e::cache::Cache;
 use lorafleet_e2e::cluster::{Cluster, Parts, Prefix, Settings};
+use lorafleet_e2e::demo::{self, Place};
+use lorafleet_e2e::install::Images;
 use lorafleet_e2e::shell::Shell;
 use lorafleet_e2e::{check, images, progress, repository};
 
@@ -35,6 +37,22 @@ enum Command {
         #[command(flatten)]
         place: Where,
     },
+    /// From nothing to chats with a base and two adapters: cluster, images, store, chart, manifests.
+    Demo {
+        #[command(flatten)]
+        place: Where,
+        /// Use the cluster of this context of your kubeconfig instead of an own one.
+        #[arg(long)]
+        context: Option<String>,
+        /// With --context: where that cluster finds the images; REPOSITORY/operator:TAG and so on.
+        #[arg(long, default_value = "lorafleet.local")]
+        repository: String,
+        /// With --context: the images' tag.
+        #[arg(long, default_value = "dev")]
+        tag: String,
+    },
+    /// Write the custom resource definitions and the operator's rules into the chart, from the types.
+    Crds,
     /// Make the images as archives, and import them where the cluster runs.
     Images(Where),
 }
@@ -86,11 +104,27 @@ fn run(cli: Cli) -> Result<()> {
         }
         Command::Down(place) => Cluster::down(&cache, &place.settings()),
         Command::Logs { process, place } => logs(&cache, process.as_deref(), &place.settings()),
+        Command::Demo { place, context, repository, tag } => {
+            let images = Images { repository, tag };
+            let place = match context {
+                Some(name) => Place::Context { name, images },
+                None => Place::Own(place.settings()),
+            };
+            demo::run(&cache, &place)
+        }
+        Command::Crds => crds(),
         Command::Images(place) => match Cluster::running(&cache, &place.settings())? {
             Some(cluster) => images::load(&cache, &cluster).map(drop),
             None => images::make(&cache).map(drop),
         },
     }
+}
+
+fn crds() -> Result<()> {
+    let words =
+        ["run", "--quiet", "--package", "lorafleet-operator", "--", "crds", "--write", "charts/lorafleet/files"];
+    print!("{}", Shell::new("cargo").args(words).folder(&repository()).output()?);
+    Ok(())
 }
 
 fn logs(cache: &Cache, process: Option<&str>, settings: &Settings) -> Result<()> {

@@ -72,11 +72,12 @@ fn suite(tally: &mut Tally, name: &str, work: impl FnOnce(&mut dyn FnMut(&str)) 
     }
 }
 
-/// Tests on the real model are `ignored` unless its path is given; those on a cluster come later, in a run of their own.
+/// Tests on the real model and on the S3 server are `ignored` elsewhere, since they want the paths; those on a cluster come later, in a run of their own.
 fn unit_tests(root: &Path, cache: &Cache, see: &mut dyn FnMut(&str)) -> Result<bool> {
     Shell::new("cargo")
         .args(["test", "--workspace", "--no-fail-fast", "--", "--include-ignored", "--skip", CLUSTER_TEST])
         .env("LORAFLEET_TEST_GGUF", tools::model(cache)?)
+        .env("LORAFLEET_TEST_S3S_FS", tools::s3_server(cache)?)
         .folder(root)
         .stream(see)
 }

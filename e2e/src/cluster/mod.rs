@@ -24,7 +24,7 @@ mod node;
 mod groups;
 mod programs;
 
-const PACKAGES: [Needed; 12] = [
+const PACKAGES: [Needed; 13] = [
     Needed { file: "containerd", package: "containerd" },
     Needed { file: "runc", package: "runc" },
     Needed { file: "/usr/lib/cni/ptp", package: "containernetworking-plugins" },
@@ -35,6 +35,7 @@ const PACKAGES: [Needed; 12] = [
     Needed { file: "ip", package: "iproute2" },
     Needed { file: "sysctl", package: "procps" },
     Needed { file: "nsenter", package: "util-linux" },
+    Needed { file: "curl", package: "curl" },
     Needed { file: "strip", package: "binutils" },
     Needed { file: "/etc/ssl/certs/ca-certificates.crt", package: "ca-certificates" },
 ];

@@ -57,8 +57,16 @@ pub fn make(cache: &Cache) -> Result<Vec<Archive>> {
 /// As [`make`], and when containerd refuses one.
 pub fn load(cache: &Cache, cluster: &Cluster) -> Result<Vec<Archive>> {
     let archives = make(cache)?;
-    progress::step("import the images", || archives.iter().try_for_each(|archive| cluster.import(&archive.path)))?;
+    import(cluster, &archives)?;
     Ok(archives)
+}
+
+/// Puts archives into the cluster's node.
+///
+/// # Errors
+/// When containerd refuses one.
+pub fn import(cluster: &Cluster, archives: &[Archive]) -> Result<()> {
+    progress::step("import the images", || archives.iter().try_for_each(|archive| cluster.import(&archive.path)))
 }
 
 /// The image that holds a pod's namespaces, as an archive in `folder`.

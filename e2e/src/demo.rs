@@ -1,0 +1,130 @@
+//! The demo: from nothing to chats with a base and two adapters, and a refusal that a person understands.
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::cache::Cache;
+use crate::chat::Client;
+use crate::cluster::{Cluster, Settings};
+use crate::forward::Forward;
+use crate::install::{self, Images};
+use crate::kubectl::Kubectl;
+use crate::progress::{say, step};
+use crate::s3::{self, Store};
+use crate::tools::{self, Tools};
+use crate::{images, repository, wait, world};
+
+const NAMESPACE: &str = "lorafleet-demo";
+const PATIENCE: Duration = Duration::from_secs(300);
+const ANSWER_TOKENS_MAX: u32 = 48;
+
+/// What the demo asks each model.
+const PROMPTS: [&str; 2] = ["My invoice shows a charge that I did not make. Please help.", "How do I cook rice?"];
+
+/// Where the demo runs.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// In a cluster of its own.
+    Own(Settings),
+    /// In the user's, which must be able to get the images.
+    Context { name: String, images: Images },
+}
+
+/// Runs it all; safe to run again.
+///
+/// # Errors
+/// When a step fails; the message names what was awaited and how it stood.
+pub fn run(cache: &Cache, place: &Place) -> Result<()> {
+    let (tools, kubectl, images) = prepare(cache, place)?;
+    let model = step("the model", || tools::model(cache))?;
+    step("S3 server", || {
+        Store::deploy(&kubectl, &images.name("s3"))?;
+        let forward = Forward::open(&kubectl, s3::NAMESPACE, "s3", 9000)?;
+        world::fill(&Store::at(forward.url().to_owned())?, &model)
+    })?;
+    step("install lorafleet with helm", || install::helm(&tools, &kubectl, &images, &[]))?;
+    let demo = kubectl.namespace(NAMESPACE);
+    step("apply the base, three adapters and a pool", || {
+        kubectl.apply(&format!("{{apiVersion: v1, kind: Namespace, metadata: {{name: {NAMESPACE}}}}}"))?;
+        ["base", "adapters", "pool"].into_iter().try_for_each(|name| apply(&demo, name))
+    })?;
+    step("two adapters are served, the third is refused", || {
+        wait_for(&demo, "servingpool/chat", "Ready", "True")?;
+        wait_for(&demo, "loraadapter/tickets", "Ready", "True")?;
+        wait_for(&demo, "loraadapter/pirate", "Ready", "True")?;
+        wait_for(&demo, "loraadapter/stranger", "Stalled", "True")
+    })?;
+    chats(&demo)?;
+    show(&demo)
+}
+
+fn prepare(cache: &Cache, place: &Place) -> Result<(Tools, Kubectl, Images)> {
+    match place {
+        Place::Own(settings) => {
+            let cluster = Cluster::up(cache, settings)?;
+            images::load(cache, &cluster)?;
+            Ok((cluster.tools().clone(), cluster.kubectl(), Images::default()))
+        }
+        Place::Context { name, images } => {
+            let tools = Tools::build(cache)?;
+            let kubectl = Kubectl::context(&tools, name);
+            kubectl.output(["get", "--raw", "/readyz"]).with_context(|| format!("the cluster of context {name}"))?;
+            Ok((tools, kubectl, images.clone()))
+        }
+    }
+}
+
+fn apply(demo: &Kubectl, name: &str) -> Result<()> {
+    let path = repository().join("e2e/demo").join(format!("{name}.yaml"));
+    let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+    demo.apply(&text).map(drop)
+}
+
+fn wait_for(demo: &Kubectl, object: &str, condition: &str, status: &str) -> Result<()> {
+    wait::until(&format!("{object} is {condition}={status}"), PATIENCE, || {
+        let found = demo.json(["get", object])?;
+        let conditions = found["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        if conditions.iter().any(|it| it["type"] == condition && it["status"] == status) {
+            return Ok(Some(()));
+        }
+        bail!("{}", serde_json::to_string_pretty(&conditions)?)
+    })
+}
+
+/// The same words to the base and to both adapters, at the same time: one engine pod answers all in one batch.
+fn chats(demo: &Kubectl) -> Result<()> {
+    let forward = Forward::open(demo, NAMESPACE, "chat-gateway", 8080)?;
+    let client = Client::new(forward.url());
+    for prompt in PROMPTS {
+        println!("\n  you: {prompt}");
+        let answers: Vec<Result<String>> = std::thread::scope(|scope| {
+            let asked: Vec<_> =
+                MODELS.iter().map(|model| scope.spawn(|| client.say(model, prompt, ANSWER_TOKENS_MAX))).collect();
+            asked.into_iter().map(|it| it.join().unwrap_or_else(|_| bail!("the request's thread ended"))).collect()
+        });
+        for (model, answer) in MODELS.iter().zip(answers) {
+            println!("  {model:>8}: {}", answer?.trim().replace('\n', "\n            "));
+        }
+    }
+    let refused = client.chat("stranger", PROMPTS[0], 1)?;
+    println!("\n  asked for `stranger`: {} {}", refused.status, refused.body["error"]["message"]);
+    if refused.status != 404 {
+        bail!("a refused adapter must be unknown (404), not {}", refused.status);
+    }
+    Ok(())
+}
+
+const MODELS: [&str; 3] = ["smollm2", "tickets", "pirate"];
+
+fn show(demo: &Kubectl) -> Result<()> {
+    let reason = r#"jsonpath={range .status.conditions[?(@.type=="Ready")]}{.reason}: {.message}{end}"#;
+    println!("\n$ kubectl get loraadapter stranger -o {reason:?}");
+    println!("{}", demo.output(["get", "loraadapter", "stranger", "-o", reason])?);
+    for kind in ["basemodels", "loraadapters", "servingpools", "pods"] {
+        println!("\n$ kubectl --namespace {NAMESPACE} get {kind}");
+        print!("{}", demo.output(["get", kind])?);
+    }
+    say("done; `cargo xtask up` prints how to reach the cluster, `cargo xtask down` ends it");
+    Ok(())
+}

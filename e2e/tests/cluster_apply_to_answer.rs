@@ -1,0 +1,48 @@
+//! Applied with kubectl, two adapters answer through the gateway, each in its own way, and say who answered.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use lorafleet_e2e::world::World;
+
+#[test]
+#[ignore = "needs a cluster: cargo xtask test"]
+fn on_a_cluster_an_applied_adapter_answers() {
+    let world = World::shared().unwrap();
+    let space = world.namespace("answers").unwrap();
+    let client = space.serve(&["tickets", "pirate"]).unwrap();
+
+    let prompt = "My invoice shows a charge that I did not make. Please help.";
+    let base = client.say("smollm2", prompt, 24).unwrap();
+    let mut answers = vec![base];
+    for name in ["tickets", "pirate"] {
+        let answer = client.chat(name, prompt, 24).unwrap();
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        answers.push(answer.body["choices"][0]["message"]["content"].as_str().unwrap().to_owned());
+        let digest = space.get("loraadapter", name).unwrap()["status"]["digest"].as_str().unwrap().to_owned();
+        let who = format!("{name}@{}", &digest["sha256:".len()..][..12]);
+        assert_eq!(answer.adapter.as_deref(), Some(who.as_str()));
+        // The version that the alias means now can be asked for by itself.
+        let versioned = client.say(&who, prompt, 24).unwrap();
+        assert_eq!(Some(&versioned), answers.last());
+    }
+    let mut different = answers.clone();
+    different.sort();
+    different.dedup();
+    assert_eq!(different.len(), 3, "base and adapters answer alike: {answers:?}");
+    // What the ticket adapter was trained for: one JSON object.
+    let label: serde_json::Value = serde_json::from_str(answers[1].trim()).unwrap();
+    assert!(label.is_object(), "{label}");
+
+    let listed = client.get("/v1/models").unwrap().body;
+    let names: Vec<&str> = listed["data"].as_array().unwrap().iter().filter_map(|it| it["id"].as_str()).collect();
+    for name in ["smollm2", "tickets", "pirate"] {
+        assert!(names.contains(&name), "{name} is not among {names:?}");
+    }
+    let unknown = client.chat("nobody", prompt, 1).unwrap();
+    assert_eq!(unknown.status, 404, "{}", unknown.body);
+    assert!(unknown.body["error"]["message"].as_str().unwrap().contains("nobody"), "{}", unknown.body);
+
+    let mut pieces = 0;
+    let streamed = client.stream("pirate", prompt, 24, |_| pieces += 1).unwrap();
+    assert_eq!(streamed, answers[2]);
+    assert!(pieces > 3, "the stream came in {pieces} pieces");
+}

@@ -1,0 +1,54 @@
+//! An adapter's files change in the store: asked to look again, the pool serves the new ones; what runs ends on the old.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use lorafleet_e2e::wait;
+use lorafleet_e2e::world::{PATIENCE, World, demo_adapter};
+
+const PROMPT: &str = "How do I cook rice?";
+const LONG: u32 = 200;
+
+#[test]
+#[ignore = "needs a cluster: cargo xtask test"]
+fn on_a_cluster_changed_content_is_a_new_revision() {
+    let world = World::shared().unwrap();
+    world.store.put_folder(&demo_adapter("pirate"), "adapters/team/changing").unwrap();
+    let space = world.namespace("changes").unwrap();
+    space.apply(&space.demo("base").unwrap()).unwrap();
+    let changing = space.demo("adapters").unwrap().split("---\n").nth(1).unwrap().replace("pirate", "changing");
+    space.apply(&changing).unwrap();
+    let client = space.serve(&["tickets"]).unwrap();
+    space.condition("loraadapter", "changing", "Ready", "True").unwrap();
+    let digest =
+        |field: &str| space.get("loraadapter", "changing").unwrap()["status"][field].as_str().map(str::to_owned);
+    let old = digest("currentRevision").unwrap();
+    let old_name = format!("changing@{}", &old["sha256:".len()..][..12]);
+    let short = client.say("changing", PROMPT, 24).unwrap();
+    let long = client.say("changing", PROMPT, LONG).unwrap();
+
+    // New files under the same path are not served by themselves: the digest is pinned.
+    world.store.put_folder(&demo_adapter("tickets"), "adapters/team/changing").unwrap();
+    assert_eq!(client.say("changing", PROMPT, 24).unwrap(), short);
+    assert_eq!(digest("currentRevision").unwrap(), old);
+
+    std::thread::scope(|scope| {
+        // A request that runs over the change ends with the words of the old revision.
+        let running = scope.spawn(|| client.say("changing", PROMPT, LONG).unwrap());
+        space.kubectl.output(["annotate", "loraadapter", "changing", "lorafleet.dev/resolve-at=now"]).unwrap();
+        wait::until("the new revision is current", PATIENCE, || Ok(digest("currentRevision").filter(|it| *it != old)))
+            .unwrap();
+        assert_eq!(running.join().unwrap(), long, "a running request changed adapters");
+    });
+    space.condition("loraadapter", "changing", "Ready", "True").unwrap();
+    let new = digest("currentRevision").unwrap();
+    let tickets = space.get("loraadapter", "tickets").unwrap()["status"]["digest"].as_str().unwrap().to_owned();
+    assert_eq!(new, tickets, "the same files are the same digest");
+    let answer = wait::until("the alias means the new revision", PATIENCE, || {
+        Ok(client.say("changing", PROMPT, 24).ok().filter(|it| *it != short))
+    });
+    assert_eq!(answer.unwrap(), client.say("tickets", PROMPT, 24).unwrap());
+    let gone = wait::until("the old revision is gone", PATIENCE, || {
+        let answer = client.chat(&old_name, PROMPT, 1)?;
+        Ok((answer.status != 200).then_some(answer.status))
+    });
+    assert_eq!(gone.unwrap(), 404);
+}

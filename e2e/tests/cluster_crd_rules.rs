@@ -1,0 +1,150 @@
+//! What the API server itself refuses, and in which words; an API server and its store are all that runs.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::time::Duration;
+
+use lorafleet_e2e::cache::Cache;
+use lorafleet_e2e::cluster::{Cluster, Parts, Settings};
+use lorafleet_e2e::kubectl::Kubectl;
+use lorafleet_e2e::{repository, wait};
+
+const BASE: &str = "{apiVersion: lorafleet.dev/v1alpha1, kind: BaseModel, metadata: {name: NAME}, spec: SPEC}";
+const ADAPTER: &str = "{apiVersion: lorafleet.dev/v1alpha1, kind: LoraAdapter, metadata: {name: NAME}, spec: SPEC}";
+const POOL: &str = "{apiVersion: lorafleet.dev/v1alpha1, kind: ServingPool, metadata: {name: NAME}, spec: SPEC}";
+
+const DIGEST: &str = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
+fn manifest(kind: &str, name: &str, spec: &str) -> String {
+    kind.replace("SPEC", &spec.replace("DIGEST", DIGEST)).replace("NAME", name)
+}
+
+fn with_kinds() -> Cluster {
+    let cluster = Cluster::up(&Cache::open().unwrap(), &Settings::numbered("rules", 3, Parts::ApiServer)).unwrap();
+    let folder = repository().join("charts/lorafleet/files/crds");
+    cluster.kubectl().args(["apply", "--server-side", "-f"]).args([folder]).shell().run().unwrap();
+    wait::until("the kinds are served", Duration::from_secs(30), || {
+        for kind in ["basemodels", "loraadapters", "servingpools"] {
+            cluster.kubectl().output(["get", kind])?;
+        }
+        Ok(Some(()))
+    })
+    .unwrap();
+    cluster
+}
+
+/// Applies a manifest: accepted when `expected` is empty, else refused with these words.
+fn check(kubectl: &Kubectl, manifest: &str, expected: &str) {
+    match (kubectl.apply(manifest), expected) {
+        (Ok(_), "") => {}
+        (Ok(_), _) => panic!("accepted, but should say `{expected}`:\n{manifest}"),
+        (Err(error), "") => panic!("refused: {error:#}\n{manifest}"),
+        (Err(error), _) => {
+            let text = format!("{error:#}");
+            assert!(text.contains(expected), "should say `{expected}`, said:\n{text}\n{manifest}");
+        }
+    }
+}
+
+/// Kind, name, spec, and what the refusal says ("" when accepted). A later line may change an earlier object.
+const CASES: [(&str, &str, &str, &str); 30] = [
+    (BASE, "base", "{source: {uri: 's3://models/m', endpoint: 'http://s3:9000'}}", ""),
+    (BASE, "none", "{}", "spec.source: Required value"),
+    (BASE, "scheme", "{source: {uri: 'ftp://models/m'}}", "spec.source.uri"),
+    (BASE, "dots", "{source: {uri: 's3://models/../m'}}", "no segment of a uri may be '.' or '..'"),
+    (
+        BASE,
+        "place",
+        "{source: {uri: 'hf://org/m', region: 'eu-west-1'}}",
+        "endpoint and region belong to s3:// sources",
+    ),
+    (BASE, "digest", "{source: {uri: 's3://models/m'}, digest: 'sha256:12'}", "spec.digest"),
+    (BASE, "format", "{source: {uri: 's3://models/m'}, format: onnx}", "Unsupported value: \"onnx\""),
+    (
+        BASE,
+        "base",
+        "{source: {uri: 's3://models/other', endpoint: 'http://s3:9000'}}",
+        "source.uri changes only under a digest",
+    ),
+    (
+        BASE,
+        "ranks",
+        "{source: {uri: 's3://models/m'}, adapterPolicy: {maxRank: 8, allowedRanks: [4, 16]}}",
+        "an allowed rank is above maxRank",
+    ),
+    (BASE, "rank", "{source: {uri: 's3://models/m'}, adapterPolicy: {maxRank: 1000}}", "less than or equal to 256"),
+    (
+        BASE,
+        "prefix",
+        "{source: {uri: 's3://models/m'}, adapterPolicy: {allowedSources: [{prefix: 's3://a/..'}]}}",
+        "no segment of a prefix may be",
+    ),
+    (
+        BASE,
+        "twice",
+        "{source: {uri: 's3://models/m'}, adapterPolicy: {allowedSources: [{prefix: 's3://a/b'}, {prefix: 's3://a/b'}]}}",
+        "duplicate entries for key",
+    ),
+    (BASE, "fixed", "{source: {uri: 's3://models/m'}, digest: 'DIGEST'}", ""),
+    (BASE, "fixed", "{source: {uri: 's3://models/moved'}, digest: 'DIGEST'}", ""),
+    (BASE, "fixed", "{source: {uri: 's3://models/moved'}}", "digest does not change"),
+    (ADAPTER, "one", "{baseModelRef: {name: base}, source: {uri: 's3://adapters/one'}}", ""),
+    (
+        ADAPTER,
+        "one",
+        "{baseModelRef: {name: other}, source: {uri: 's3://adapters/one'}}",
+        "baseModelRef does not change",
+    ),
+    (ADAPTER, "one", "{baseModelRef: {name: base}, source: {uri: 's3://adapters/two'}, digest: 'DIGEST'}", ""),
+    (ADAPTER, "sourceless", "{baseModelRef: {name: base}}", "spec.source: Required value"),
+    (ADAPTER, "baseless", "{source: {uri: 's3://adapters/one'}}", "spec.baseModelRef: Required value"),
+    (ADAPTER, "file", "{baseModelRef: {name: base}, source: {uri: 'file:///etc/passwd'}}", "spec.source.uri"),
+    (
+        ADAPTER,
+        "up",
+        "{baseModelRef: {name: base}, source: {uri: 's3://adapters/../secret'}}",
+        "no segment of a uri may be",
+    ),
+    (
+        ADAPTER,
+        "served",
+        "{baseModelRef: {name: base}, source: {uri: 's3://adapters/one'}, servedName: 'a b'}",
+        "spec.servedName",
+    ),
+    (
+        ADAPTER,
+        "unknown",
+        "{baseModelRef: {name: base}, source: {uri: 's3://adapters/one'}, rank: 8}",
+        "field not declared in schema",
+    ),
+    (POOL, "pool", "{baseModelRef: {name: base}}", ""),
+    (POOL, "pool", "{baseModelRef: {name: other}}", "baseModelRef does not change"),
+    (POOL, "1pool", "{baseModelRef: {name: base}}", "starts with a letter"),
+    (POOL, "many", "{baseModelRef: {name: base}, replicas: 100000}", "less than or equal to 1000"),
+    (
+        POOL,
+        "caches",
+        "{baseModelRef: {name: base}, capacity: {hostCacheBytes: 9000000, diskCacheBytes: 8000000}}",
+        "hostCacheBytes is above diskCacheBytes",
+    ),
+    (POOL, "backend", "{baseModelRef: {name: base}, engine: {backend: tpu}}", "Unsupported value: \"tpu\""),
+];
+
+#[test]
+#[ignore = "needs a cluster: cargo xtask test"]
+fn on_a_cluster_the_kinds_refuse_what_cannot_be_meant() {
+    let cluster = with_kinds();
+    let kubectl = cluster.kubectl().namespace("default");
+    for (kind, name, spec, expected) in CASES {
+        check(&kubectl, &manifest(kind, name, spec), expected);
+    }
+    // kubectl scale, autoscalers and short names find their way.
+    kubectl.output(["scale", "servingpool/pool", "--replicas=3"]).unwrap();
+    assert_eq!(kubectl.json(["get", "pool", "pool"]).unwrap()["spec"]["replicas"], 3);
+    let table = kubectl.output(["get", "lora"]).unwrap();
+    let header: Vec<&str> = table.lines().next().unwrap().split_whitespace().collect();
+    assert_eq!(header, ["NAME", "BASE", "READY", "REASON", "SERVED", "RANK", "SINCE", "AGE"]);
+    let by_base =
+        kubectl.output(["get", "loras", "--field-selector=spec.baseModelRef.name=base", "-o", "name"]).unwrap();
+    assert_eq!(by_base.trim(), "loraadapter.lorafleet.dev/one");
+    Cluster::down(&Cache::open().unwrap(), cluster.settings()).unwrap();
+}
