@@ -1,6 +1,7 @@
 //! The routes that clients see. `complete` is a request's way from its first byte to its last.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -8,11 +9,11 @@ use axum::extract::{Path, Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use tokio_util::sync::CancellationToken;
 
-use crate::body;
+use crate::body::{self, Inspected};
 use crate::error::{Code, Refusal};
 use crate::fleet::Fleet;
 use crate::headers;
@@ -22,8 +23,11 @@ use crate::load::InFlight;
 use crate::metrics::Metrics;
 use crate::models;
 use crate::relay::{Meter, Wish, relay};
-use crate::resolve::{Permitted, resolve};
-use crate::upstream::{NoAnswer, Outgoing, Upstream};
+use crate::resolve::{Permitted, Target, resolve};
+use crate::upstream::{Answering, NoAnswer, Outgoing, Upstream};
+
+/// How far the view of an alias may lag behind the pods.
+const ALIAS_LAG: Duration = Duration::from_millis(200);
 
 /// Everything that a request needs; one per process.
 pub struct Gateway {
@@ -87,6 +91,15 @@ async fn complete(State(gateway): State<Arc<Gateway>>, request: Request) -> Resp
     answer
 }
 
+/// A request whose client is known and whose body is understood.
+struct Asked {
+    client: Client,
+    head: http::request::Parts,
+    body: Bytes,
+    inspected: Inspected,
+    request_id: HeaderValue,
+}
+
 async fn try_complete(gateway: &Gateway, request: Request, request_id: &HeaderValue) -> Result<Response, NoAnswer> {
     let limits = &gateway.limits;
     let client = gateway.secrets.client(request.headers())?;
@@ -97,26 +110,57 @@ async fn try_complete(gateway: &Gateway, request: Request, request_id: &HeaderVa
     if !gateway.fleet.synced() {
         return Err(Refusal::new(Code::NotSynced, "the gateway has not read its pool from the API server yet").into());
     }
-    let target = resolve(&gateway.fleet.view(), &client.permitted, &inspected.model).map_err(Refusal::from)?;
+    let asked = Asked { client, head, body, inspected, request_id: request_id.clone() };
+    let target = asked.resolve(gateway)?;
     let counted = gateway.in_flight.model(target.name(), limits)?;
     let mut meter = Meter::new(Arc::clone(&gateway.metrics), target.name(), place, counted);
-    let hide_usage = inspected.stream && !inspected.include_usage;
-    let engine_key = gateway.secrets.engine_key.borrow().clone();
-    let outgoing = Outgoing {
-        target: &target,
-        path: head.uri.path(),
-        headers: headers::upstream(&head.headers, engine_key.as_ref(), request_id),
-        body: body::rewrite(&body, &inspected, target.wire_model().as_deref(), inspected.stream).into(),
-    };
-    drop(body);
-    let offered = gateway.upstream.offer(&gateway.fleet, &gateway.in_flight, &gateway.metrics, limits, &outgoing).await;
-    let answering = offered.inspect_err(|no_answer| match no_answer {
+    let answering = asked.offer(gateway, target).await.inspect_err(|no_answer| match no_answer {
         NoAnswer::Refused(refusal) => meter.refused(refusal.code.status().as_u16(), refusal.code),
         NoAnswer::Said(answer) => meter.said(answer.status().as_u16()),
     })?;
-    tracing::debug!(client = client.name, %target, pod = answering.pod, ?request_id, "answering");
-    let wish = Wish { stream: inspected.stream, hide_usage, request_id: request_id.clone() };
-    Ok(relay(answering, wish, meter, limits, gateway.stop.clone()).await)
+    tracing::debug!(client = asked.client.name, pod = answering.pod, ?request_id, "answering");
+    Ok(relay(answering, asked.wish(), meter, limits, gateway.stop.clone()).await)
+}
+
+impl Asked {
+    fn resolve(&self, gateway: &Gateway) -> Result<Target, Refusal> {
+        Ok(resolve(&gateway.fleet.view(), &self.client.permitted, &self.inspected.model)?)
+    }
+
+    /// A pod that begins to answer. A name that came to mean another version while the request was on its way is asked for
+    /// once more: the pod may have dropped the old version first.
+    async fn offer(&self, gateway: &Gateway, target: Target) -> Result<Answering, NoAnswer> {
+        let answering = self.offer_once(gateway, &target).await?;
+        if answering.response.status() != StatusCode::NOT_FOUND {
+            return Ok(answering);
+        }
+        tokio::time::sleep(ALIAS_LAG).await;
+        match self.resolve(gateway) {
+            Ok(now) if now != target => self.offer_once(gateway, &now).await,
+            _ => Ok(answering),
+        }
+    }
+
+    async fn offer_once(&self, gateway: &Gateway, target: &Target) -> Result<Answering, NoAnswer> {
+        let engine_key = gateway.secrets.engine_key.borrow().clone();
+        let model = target.wire_model();
+        let outgoing = Outgoing {
+            target,
+            path: self.head.uri.path(),
+            headers: headers::upstream(&self.head.headers, engine_key.as_ref(), &self.request_id),
+            body: body::rewrite(&self.body, &self.inspected, model.as_deref(), self.inspected.stream).into(),
+        };
+        let Gateway { upstream, fleet, in_flight, metrics, limits, .. } = gateway;
+        upstream.offer(fleet, in_flight, metrics, limits, &outgoing).await
+    }
+
+    fn wish(&self) -> Wish {
+        Wish {
+            stream: self.inspected.stream,
+            hide_usage: self.inspected.stream && !self.inspected.include_usage,
+            request_id: self.request_id.clone(),
+        }
+    }
 }
 
 async fn read_body(body: Body, limits: &Limits) -> Result<Bytes, Refusal> {

@@ -43,6 +43,8 @@ impl Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryCause {
     Connect,
+    /// It does not take the gateway's key.
+    Denied,
     Unavailable,
     Conflict,
 }

@@ -81,8 +81,8 @@ impl Upstream {
 
     /// Offers a request to pods, best first, until one begins to answer.
     ///
-    /// Another pod is tried only if the first could not be connected to, or said 503 (draining) or 409 (it serves something
-    /// else): then it has computed nothing. A pod that breaks off later may have, so that the client decides.
+    /// Another pod is tried only if the first could not be connected to, did not take the gateway's key, or said 503
+    /// (draining) or 409 (it serves something else): then it has computed nothing. A pod that breaks off later may have, so that the client decides.
     pub async fn offer(
         &self,
         fleet: &Fleet,
@@ -149,6 +149,11 @@ impl Upstream {
         let cause = match response.status() {
             StatusCode::SERVICE_UNAVAILABLE => RetryCause::Unavailable,
             StatusCode::CONFLICT => RetryCause::Conflict,
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                // The gateway's key, not the client's: one of the two has not read the new one yet.
+                let message = format!("pod {pod} does not take the gateway's key");
+                return Ok(Err(Failed { cause: RetryCause::Denied, answer: refusal_answer(&message) }));
+            }
             _ => return Ok(Ok(response)),
         };
         let (head, body) = response.into_parts();

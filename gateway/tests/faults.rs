@@ -2,10 +2,12 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::*;
 use futures::StreamExt as _;
+use lorafleet_artifact::Digest;
 
 #[tokio::test]
 async fn another_pod_is_tried_before_the_first_byte() {
@@ -13,6 +15,7 @@ async fn another_pod_is_tried_before_the_first_byte() {
         ("Connect", dead_pod().await),
         ("Unavailable", pod(Behaviour::Status(503)).await),
         ("Conflict", pod(Behaviour::Status(409)).await),
+        ("Denied", pod(Behaviour::Status(401)).await),
     ] {
         let echo = pod(Behaviour::Echo).await;
         let front = front(&[&first, &echo], limits(&[])).await;
@@ -50,6 +53,37 @@ async fn when_all_fail_the_last_word_is_passed_on() {
     let (status, code, message) = error_of(response).await;
     assert_eq!((status, code.as_str()), (503, "EngineUnreachable"));
     assert!(message.starts_with("pod p0 cannot be connected to: "), "{message}");
+}
+
+#[tokio::test]
+async fn a_pod_that_refuses_the_gateways_key_is_no_fault_of_the_client() {
+    let denying = pod(Behaviour::Status(401)).await;
+    let front = front(&[&denying], limits(&[])).await;
+    let error = error_of(front.chat(r#"{"model":"support"}"#).await).await;
+    assert_eq!(error, (503, "EngineUnreachable".to_owned(), "pod p0 does not take the gateway's key".to_owned()));
+}
+
+#[tokio::test]
+async fn a_name_that_moves_on_the_way_is_asked_for_again() {
+    let old = pod(Behaviour::Status(404)).await;
+    let new = pod(Behaviour::Echo).await;
+    let front = front(&[&old], limits(&[])).await;
+    let moved = Digest::from_bytes([0xc2; 32]);
+    let request = async { front.chat(r#"{"model":"support"}"#).await.status().as_u16() };
+    let move_on = async {
+        until("the old pod was asked", || old.seen.count() == 1).await;
+        let mut view = view(&[&new], &front.gateway.fleet);
+        let mut adapters = (*view.adapters).clone();
+        adapters.get_mut("support").unwrap().current = Some(moved);
+        view.adapters = Arc::new(adapters);
+        let mut report = (**view.pods["p0"].report.as_ref().unwrap()).clone();
+        report.holdings.get_mut("support").unwrap()[0].digest = moved;
+        view.pods.get_mut("p0").unwrap().report = Some(Arc::new(report));
+        front.gateway.fleet.publish(view);
+    };
+    let (status, ()) = tokio::join!(request, move_on);
+    assert_eq!((status, new.seen.count()), (200, 1));
+    assert!(new.seen.last_body().contains(&moved.hex()));
 }
 
 #[tokio::test]
