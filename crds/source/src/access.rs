@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
-use lorafleet_artifact::{Scheme, SourceUri};
+use lorafleet_artifact::{Refusal, Scheme, SourceUri};
+use serde::{Deserialize, Serialize};
 use tokio::sync::OnceCell;
 
 use crate::download::Download;
@@ -28,6 +29,30 @@ impl Access {
     /// A place that needs no account, or the surroundings' own.
     pub fn ambient(prefix: SourceUri) -> Self {
         Self { prefix, endpoint: None, region: None, credentials: Credentials::Ambient }
+    }
+}
+
+/// An access as a configuration file or a custom resource writes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AccessConfig {
+    pub prefix: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub region: Option<String>,
+    /// Folder of a mounted Secret; the ambient chain without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credentials_dir: Option<PathBuf>,
+}
+
+impl TryFrom<AccessConfig> for Access {
+    type Error = Refusal;
+
+    fn try_from(config: AccessConfig) -> Result<Self, Refusal> {
+        let AccessConfig { prefix, endpoint, region, credentials_dir } = config;
+        let credentials = credentials_dir.map_or(Credentials::Ambient, Credentials::Dir);
+        Ok(Self { prefix: prefix.parse()?, endpoint, region, credentials })
     }
 }
 
@@ -69,6 +94,8 @@ pub struct ReadLimits {
     pub stall: Duration,
     /// Attempts in a row that bring no byte, before a stream gives up.
     pub attempts: u32,
+    /// Failed attempts in all, before a stream gives up although each one brings a few bytes.
+    pub interruptions: u32,
     /// Before the second attempt; doubled for each further one.
     pub backoff: Duration,
 }
@@ -82,6 +109,7 @@ impl Default for ReadLimits {
             answer: Duration::from_secs(15),
             stall: Duration::from_secs(15),
             attempts: 4,
+            interruptions: 32,
             backoff: Duration::from_millis(100),
         }
     }

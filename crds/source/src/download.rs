@@ -21,8 +21,9 @@ pub struct Download<'a> {
     /// What is still to come.
     rest: Range<u64>,
     body: Option<Body>,
-    /// Attempts since the last byte.
+    /// Attempts since the last byte, and in all.
     failed: u32,
+    failed_in_all: u32,
 }
 
 #[derive(Debug)]
@@ -39,7 +40,7 @@ impl<'a> Download<'a> {
         file: &'a FileInfo,
         range: Range<u64>,
     ) -> Self {
-        Self { sources, access, listing, file, rest: range, body: None, failed: 0 }
+        Self { sources, access, listing, file, rest: range, body: None, failed: 0, failed_in_all: 0 }
     }
 
     /// The next piece; `None` behind the last byte.
@@ -63,14 +64,16 @@ impl<'a> Download<'a> {
     async fn pause_or_give_up(&mut self, error: SourceError) -> Result<(), SourceError> {
         self.body = None;
         self.failed += 1;
+        self.failed_in_all += 1;
         let may_help = matches!(error.kind, ErrorKind::Timeout | ErrorKind::Unavailable);
-        if !may_help || self.failed >= self.sources.limits().attempts {
+        let limits = self.sources.limits();
+        if !may_help || self.failed >= limits.attempts || self.failed_in_all > limits.interruptions {
             return Err(error);
         }
         let (uri, name, at) = (&self.listing.uri, &self.file.name, self.rest.start);
         tracing::debug!(%uri, name, at, attempt = self.failed, %error, "a download was cut and goes on");
         let doublings = (self.failed - 1).min(8);
-        tokio::time::sleep(self.sources.limits().backoff * (1 << doublings)).await;
+        tokio::time::sleep(limits.backoff * (1 << doublings)).await;
         Ok(())
     }
 
