@@ -28,6 +28,9 @@ pub mod adapter;
 
 pub mod loader;
 
+// Adapters for people.
+pub mod inspect;
+
 // The process around the loop.
 pub mod serve;
 

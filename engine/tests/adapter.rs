@@ -227,3 +227,51 @@ async fn changed_copies_of_base_tensors_are_refused() {
     let error = load(&without, &cases().join("extra-base-copy"), None).await.unwrap_err();
     assert!(error.to_string().contains("cannot be compared"), "{error}");
 }
+
+/// The model as the engine opens it, against what PEFT saved beside the adapters.
+#[tokio::test]
+async fn copies_are_compared_with_the_opened_model() {
+    for (case, base) in [("extra-base-copy", "base"), ("lm-head-tied", "base-tied")] {
+        let root = tempfile::tempdir().unwrap();
+        let folder = copy_of(case, root.path());
+        let mut loader = loader(root.path(), base, None);
+        loader.tensors = Some(Arc::new(lorafleet_engine::model::Model::open(&cases().join(base)).unwrap()));
+        let loaded = load(&loader, &folder, None).await.unwrap();
+        let copy = &loaded.adapter.fitted.base_copies[0];
+        // One bit of one value in the middle of the copy.
+        let path = folder.join("adapter_model.safetensors");
+        let mut bytes = std::fs::read(&path).unwrap();
+        let data_start = bytes.len() - loaded.adapter.bytes.len();
+        let at = data_start + (copy.range.start + copy.range.end) as usize / 2;
+        bytes[at + 2] ^= 0x10;
+        std::fs::write(&path, bytes).unwrap();
+        let error = load(&loader, &folder, None).await.unwrap_err();
+        assert_eq!(error.code(), "UnsupportedFeature");
+        assert!(
+            error.to_string().contains(&copy.base_name) && error.to_string().contains("row 129 column 0"),
+            "{error}"
+        );
+    }
+}
+
+/// Every tensor of the base, by the name that a copy of it would have.
+#[test]
+fn each_row_of_the_model_is_that_of_its_file() {
+    for base in ["base", "base-tied"] {
+        let model = lorafleet_engine::model::Model::open(&cases().join(base)).unwrap();
+        let file = FileTensors::of(base);
+        for name in shape(base).tensor_names() {
+            let dimensions = shape(base).tensor_shape(&name).unwrap();
+            let columns = *dimensions.last().unwrap() as usize;
+            let rows = dimensions.iter().product::<u64>() as usize / columns;
+            let (mut ours, mut theirs) = (vec![0.0; columns], vec![1.0; columns]);
+            for row in 0..rows {
+                assert_eq!(BaseTensors::row(&model, &name, row, &mut ours), Some(Exactness::Stored(FloatType::F32)));
+                file.row(&name, row, &mut theirs).unwrap();
+                assert_eq!(ours, theirs, "{base} {name} {row}");
+            }
+            assert_eq!(BaseTensors::row(&model, &name, rows, &mut ours), None);
+        }
+        assert_eq!(BaseTensors::row(&model, "model.layers.9.mlp.up_proj.weight", 0, &mut [0.0; 64]), None);
+    }
+}

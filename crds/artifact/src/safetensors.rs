@@ -164,6 +164,46 @@ impl Safetensors {
     }
 }
 
+impl Safetensors {
+    /// The same header with one metadata entry set: the first bytes of a file whose data section stays as it is.
+    ///
+    /// # Errors
+    /// Malformed if a name cannot be written as JSON, which does not happen for parsed headers.
+    pub fn head_with_metadata(&self, key: &str, value: &str) -> Result<Vec<u8>, Refusal> {
+        let mut metadata: Vec<(&str, &str)> = self
+            .metadata
+            .iter()
+            .map(|(key, value)| (key.as_str(), value.as_str()))
+            .filter(|(name, _)| *name != key)
+            .collect();
+        metadata.push((key, value));
+        let text = |text: &str| {
+            serde_json::to_string(text)
+                .map_err(|error| Refusal::malformed(format!("a name cannot be written: {error}")))
+        };
+        let mut entries = Vec::new();
+        for (key, value) in metadata {
+            entries.push(format!("{}:{}", text(key)?, text(value)?));
+        }
+        let mut json = format!("{{\"__metadata__\":{{{}}}", entries.join(","));
+        for StoredTensor { name, dtype, shape, range } in &self.tensors {
+            let shape: Vec<String> = shape.iter().map(u64::to_string).collect();
+            let (name, shape) = (text(name)?, shape.join(","));
+            let (start, end) = (range.start, range.end);
+            json.push_str(&format!(
+                ",{name}:{{\"dtype\":\"{dtype}\",\"shape\":[{shape}],\"data_offsets\":[{start},{end}]}}"
+            ));
+        }
+        json.push('}');
+        // Readers that map the file want the data aligned; the format pads with spaces.
+        let padded = json.len().next_multiple_of(8);
+        let mut out = (padded as u64).to_le_bytes().to_vec();
+        out.extend_from_slice(json.as_bytes());
+        out.resize(8 + padded, b' ');
+        Ok(out)
+    }
+}
+
 fn header_length(bytes: &[u8], file_bytes: u64, limits: &SafetensorsLimits) -> Result<u64, HeaderError> {
     if file_bytes < 8 {
         return Err(
