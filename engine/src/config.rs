@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use lorafleet_artifact::{Digest, SourceUri};
-use lorafleet_source::{Access, Credentials};
+use lorafleet_source::{Access, AccessConfig};
 use serde::Deserialize;
 
 use crate::limits::Limits;
@@ -90,7 +90,7 @@ pub struct Flags {
     #[arg(long = "base-identity", env = "LORAFLEET_BASE_IDENTITY", value_delimiter = ',')]
     pub base_identity: Vec<Digest>,
     #[arg(skip)]
-    pub source: Vec<SourceEntry>,
+    pub source: Vec<AccessConfig>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
@@ -98,17 +98,6 @@ pub struct Flags {
 pub enum BackendKind {
     Cpu,
     Cuda,
-}
-
-/// An allowed source, and how to reach it.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SourceEntry {
-    pub prefix: String,
-    pub endpoint: Option<String>,
-    pub region: Option<String>,
-    /// Files access-key-id, secret-access-key and perhaps session-token; the ambient chain if not given.
-    pub credentials_dir: Option<PathBuf>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -280,9 +269,8 @@ impl Flags {
     fn sources(&self, adapters: &[(String, String)]) -> Result<Vec<Access>, ConfigError> {
         let mut sources = Vec::new();
         for entry in &self.source {
-            let credentials = entry.credentials_dir.clone().map_or(Credentials::Ambient, Credentials::Dir);
-            let (endpoint, region) = (entry.endpoint.clone(), entry.region.clone());
-            sources.push(Access { prefix: uri("source", &entry.prefix)?, endpoint, region, credentials });
+            let access = Access::try_from(entry.clone());
+            sources.push(access.map_err(|refusal| flag("source", format!("{}: {}", entry.prefix, refusal.message)))?);
         }
         for prefix in &self.allowed_source {
             sources.push(Access::ambient(uri("allowed-source", prefix)?));

@@ -1,7 +1,10 @@
-//! The command line: `serve`.
+//! The command line: `serve`, `inspect`, `stamp`.
+
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use lorafleet_engine::config::{Flags, memory_bytes};
+use lorafleet_engine::inspect::{InspectArguments, StampArguments, inspect, stamp};
 use lorafleet_engine::serve::serve;
 
 /// One frozen base model, thousands of adapters.
@@ -16,17 +19,33 @@ struct Cli {
 enum Command {
     /// Serve a base model and its adapters over HTTP.
     Serve(Box<Flags>),
+    /// Say what adapters are, what they cost, and whether a base would take them (exit code 2 if not).
+    Inspect(InspectArguments),
+    /// Write into an adapter's metadata which base it was trained on.
+    Stamp(StampArguments),
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> anyhow::Result<ExitCode> {
     let cli = Cli::parse();
+    let serving = matches!(cli.command, Command::Serve(_));
+    // A command for people stays quiet unless something is wrong.
+    let default = if serving { "info" } else { "warn" };
     let filter = tracing_subscriber::EnvFilter::try_from_env("LORAFLEET_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
     tracing_subscriber::fmt().json().with_env_filter(filter).with_writer(std::io::stderr).init();
-    match cli.command {
-        Command::Serve(flags) => {
-            let config = flags.with_file()?.resolve(memory_bytes())?;
-            tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(config))
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(run(cli.command))
+}
+
+async fn run(command: Command) -> anyhow::Result<ExitCode> {
+    let mut out = std::io::stdout();
+    match command {
+        Command::Serve(flags) => serve(flags.with_file()?.resolve(memory_bytes())?).await?,
+        Command::Inspect(arguments) => {
+            if !inspect(&arguments, &mut out).await? {
+                return Ok(ExitCode::from(2));
+            }
         }
+        Command::Stamp(arguments) => stamp(&arguments, &mut out).await?,
     }
+    Ok(ExitCode::SUCCESS)
 }

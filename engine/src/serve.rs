@@ -10,6 +10,7 @@ use anyhow::{Context, bail};
 use axum::serve::ListenerExt as _;
 use lorafleet_artifact::Digest;
 use lorafleet_crds::wire::LoadRequest;
+use lorafleet_source::{Progress, ReadLimits, Sources, fetch_base};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -40,8 +41,8 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let begun = Instant::now();
     let keys = Keys::open(config.admin_key_file.clone(), config.api_key_file.clone())?;
     let listener = TcpListener::bind(config.listen).await.with_context(|| format!("listening on {}", config.listen))?;
-    let loading = config.clone();
-    let base = tokio::task::spawn_blocking(move || load_base(&loading)).await??;
+    let (path, loading) = (model_path(&config).await?, config.clone());
+    let base = tokio::task::spawn_blocking(move || load_base(&path, &loading)).await??;
     let (app, stepper) = assemble(&config, base, keys)?;
     let commands = stepper.commands.clone();
     let thread = std::thread::Builder::new().name("step".into()).spawn(move || stepper.stepper.run())?;
@@ -114,10 +115,9 @@ struct Loaded {
     model: Arc<Model>,
 }
 
-fn load_base(config: &Config) -> anyhow::Result<Loaded> {
-    let path = model_path(&config.model)?;
-    let model = Model::open(&path).with_context(|| format!("opening the model {}", path.display()))?;
-    let text = if path.is_dir() { Text::from_hf(&path)? } else { Text::from_gguf(&gguf_header(&path)?)? };
+fn load_base(path: &Path, config: &Config) -> anyhow::Result<Loaded> {
+    let model = Model::open(path).with_context(|| format!("opening the model {}", path.display()))?;
+    let text = if path.is_dir() { Text::from_hf(path)? } else { Text::from_gguf(&gguf_header(path)?)? };
     let options = CpuOptions::new(config.page_budget_bytes);
     let options = CpuOptions { threads: config.threads.unwrap_or(options.threads), ..options };
     let backend = CpuBackend::new(&model, options)?;
@@ -132,17 +132,29 @@ fn load_base(config: &Config) -> anyhow::Result<Loaded> {
     })
 }
 
-/// A folder that holds nothing but a GGUF file stands for that file.
-fn model_path(model: &str) -> anyhow::Result<PathBuf> {
-    let path = PathBuf::from(model.strip_prefix("file://").unwrap_or(model));
-    if model.contains("://") && !model.starts_with("file://") {
-        bail!("the model '{model}' is not a path: its scheme is not supported here");
+/// Where the model's files are, after bringing them there if they are in a store.
+async fn model_path(config: &Config) -> anyhow::Result<PathBuf> {
+    let model = &config.model;
+    if !model.contains("://") || model.starts_with("file://") {
+        return folder_or_file(Path::new(model.strip_prefix("file://").unwrap_or(model)));
     }
+    let Some((folder, _)) = &config.disk_cache else {
+        bail!("--disk-cache: the model '{model}' needs a folder to be brought to");
+    };
+    let begun = Instant::now();
+    let sources = Sources::new(config.sources.iter().cloned(), ReadLimits::default());
+    let path = fetch_base(&sources, &model.parse()?, &folder.join("models"), &Progress::default()).await?;
+    tracing::info!(model, milliseconds = begun.elapsed().as_millis() as u64, "the model's files are on disk");
+    Ok(path)
+}
+
+/// A folder that holds nothing but a GGUF file stands for that file.
+fn folder_or_file(path: &Path) -> anyhow::Result<PathBuf> {
     if !path.is_dir() || path.join("config.json").exists() {
-        return Ok(path);
+        return Ok(path.to_owned());
     }
     let mut found = Vec::new();
-    for entry in std::fs::read_dir(&path).with_context(|| format!("reading {}", path.display()))? {
+    for entry in std::fs::read_dir(path).with_context(|| format!("reading {}", path.display()))? {
         let file = entry?.path();
         if file.extension().is_some_and(|extension| extension == "gguf") {
             found.push(file);
