@@ -89,7 +89,10 @@ fn main() {
                 let parts = [0, 1].map(|part| batch.time_part(&gpu, &model, part));
                 format!("shrink {:.1} us, expand {:.1} us, splits {:?}", parts[0], parts[1], batch.splits())
             } else {
-                format!("grid {} ctas {} splits {}", tuning.grid, tuning.ctas, tuning.splits)
+                batch.early = false;
+                let late = batch.time(&gpu, &model);
+                batch.early = true;
+                format!("x waited for {late:.1} us; grid {} ctas {} splits {}", tuning.grid, tuning.ctas, tuning.splits)
             };
             println!(
                 "{:32} {us:8.1} {floor:8.1} {:6.2} {:8.1} {:8.1} {error:9.1e}  {setting}",

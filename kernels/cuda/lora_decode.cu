@@ -4,7 +4,8 @@
 // shrink runs (a segment's K range), then expand runs (a segment's range of 64-output units). Weights stream from global
 // memory into registers and are the 16-row operand of the product; rows are its 8 columns.
 // Shrink results cross CTAs through `exchange` as {value, tag, value, tag}: a reader polls the data itself, so there is no
-// counter, no fence and nothing to clear. tag = step * 1024 + launch.
+// counter, no fence and nothing to clear. tag = step * 1024 + launch. Launches take turns in its two halves, because the shrinks
+// of the next one may begin while this one still expands.
 //
 // Limits: every CTA must be resident at once (two to an SM); no two launches that share `exchange` at one time;
 // launch < 1024; the host clears `exchange` when step wraps at 2^22; K and N multiples of 8; rank at most 256;
@@ -47,6 +48,8 @@ struct Decode {
   u32 unit_end[SLICES];            // units up to and including this slice
   u32 projections, projection, layers, layer;      // tensors[(slot * layers + layer) * projections + projection + slice]
   u32 launch, store;               // store: y is overwritten instead of added to
+  u32 early;                       // x was whole before the previous kernel began: only y has to be waited for
+  u32 half;                        // columns of one half of the exchange
 };
 
 // What a run has to know of one slice.
@@ -167,7 +170,7 @@ DEVICE void shrink(const Decode& P, Shared& S, const Run& run, const Slice* t, c
 }
 
 // Sums the warps' shares of a bundle and hands them to the readers of other CTAs.
-DEVICE void publish(const Decode& P, Shared& S, const Bundle& bundle, u32 tag) {
+DEVICE void publish(const Decode& P, Shared& S, const Bundle& bundle, uint4* exchange, u32 tag) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, q = lane & 3;
   const Run& run = S.runs[bundle.run];
   const Slice* t = S.slices[bundle.run];
@@ -185,13 +188,13 @@ DEVICE void publish(const Decode& P, Shared& S, const Bundle& bundle, u32 tag) {
     }
     u32 slice, tile;
     find_tile(t, bundle.half, bundle.first + m, slice, tile);
-    uint4* out = P.exchange + (u64)(run.exchange + column_of(t, slice) + tile) * 64 + upper * 32 + lane;
+    uint4* out = exchange + (u64)(run.exchange + column_of(t, slice) + tile) * 64 + upper * 32 + lane;
     store_volatile(out, make_uint4(__float_as_uint(sum.x), tag, __float_as_uint(sum.y), tag));
   }
 }
 
 // Sums the splits of the columns [from, to) and leaves scale * v, rounded, in S.v. All threads take part.
-template <class T> DEVICE void gather(const Decode& P, Shared& S, const Run& run, const Slice* t, u32 from, u32 to, u32 tag) {
+template <class T> DEVICE void gather(const Decode& P, Shared& S, const Run& run, const Slice* t, u32 from, u32 to, const uint4* exchange, u32 tag) {
   constexpr u32 THREADS = WARPS * 32;
   // An entry is a pair of rows of one rank: bits from below: row pair, rank in its half, half, column.
   const u32 tid = threadIdx.x, bits = run.rows > 4 ? 2 : run.rows > 2 ? 1 : 0, entries = (to - from) << (4 + bits);
@@ -206,7 +209,7 @@ template <class T> DEVICE void gather(const Decode& P, Shared& S, const Run& run
     const bool live = e < entries && way < ways && 2 * q < run.rows && (half == 0 || tile < full_tiles(t[slice].rank));
     float2 sum = make_float2(0.f, 0.f);
     if (live) {
-      const uint4* in = P.exchange + (u64)(run.exchange + column) * 64 + half * 32 + g * 4 + q;
+      const uint4* in = exchange + (u64)(run.exchange + column) * 64 + half * 32 + g * 4 + q;
       const u64 stride = (u64)run.stride * 64;
 #pragma unroll 1
       for (u32 j = way; j < run.splits; j += 4 * ways) {
@@ -408,11 +411,11 @@ template <class T> DEVICE void shrink_bundle(const Decode& P, Shared& S, const B
 
 template <class T> DEVICE void decode(const Decode& P) {
   __shared__ __align__(16) Shared S;
-  let_next_start();
+  uint4* exchange = P.exchange + (P.launch & 1 ? (u64)P.half * 64 : 0);
   const u32 tag = *P.step * 1024u + P.launch;
   u32 shrinks;
   const u32 runs = read_plan(P, S, shrinks);
-  bool waited = false;
+  bool waited = P.early;
 
   // Each bundle is published when the next one starts; the last, when the first weights of the expand are on their way.
   Bundle pending;
@@ -428,7 +431,7 @@ template <class T> DEVICE void decode(const Decode& P) {
     }
 #pragma unroll 1
     for (u32 c = 0; c < full + half;) {
-      if (pending.count) publish(P, S, pending, tag);
+      if (pending.count) publish(P, S, pending, exchange, tag);
       pending.run = r;
       pending.half = c >= full;
       pending.first = pending.half ? 0 : c;
@@ -444,8 +447,10 @@ template <class T> DEVICE void decode(const Decode& P) {
     walk.start(P, S.runs[shrinks], S.slices[shrinks]);
     walk.fill(P, S.slices[shrinks], now, next);
   }
-  if (pending.count) publish(P, S, pending, tag);
-  if (!waited) wait_for_previous();
+  if (pending.count) publish(P, S, pending, exchange, tag);
+  if (P.early || !waited) wait_for_previous();
+  // Not sooner: the launch after the next one writes this half of the exchange again, and begins when the next has come here.
+  let_next_start();
 
 #pragma unroll 1
   for (u32 r = shrinks; r < runs; r++) {
@@ -455,7 +460,7 @@ template <class T> DEVICE void decode(const Decode& P) {
     while (run.from >= P.unit_end[first]) first++;
     last = first;
     while (run.from + run.count > P.unit_end[last]) last++;
-    gather<T>(P, S, run, t, column_of(t, first), column_of(t, last + 1), tag);
+    gather<T>(P, S, run, t, column_of(t, first), column_of(t, last + 1), exchange, tag);
     expand<T>(P, S, run, t, S.rows[r], walk, now, next);
     if (r + 1 < runs) {
       walk.start(P, S.runs[r + 1], S.slices[r + 1]);

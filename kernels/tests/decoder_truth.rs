@@ -8,6 +8,7 @@ use lorafleet_kernels::decoder::attention::{
     AttentionArgs, attention_launches, attention_splits, cut_tiles, parts_bytes, twin as attention_twin,
 };
 use lorafleet_kernels::decoder::kv::{Kv, Row, page_bytes, row_offset};
+use lorafleet_kernels::decoder::pages::{PagesArgs, Piece, pages_launch, scatter};
 use lorafleet_kernels::decoder::rope::{Llama3Scaling, RopeArgs, frequencies, rope_launch, twin as rope_twin};
 use lorafleet_kernels::decoder::{Round, activation, embedding, norm};
 use lorafleet_kernels::launch::Element;
@@ -361,4 +362,23 @@ fn attention_of_decode_and_chunks() {
             gpu.free_all();
         }
     }
+}
+
+#[test]
+fn pages_are_copied_to_their_places() {
+    let Some(gpu) = Gpu::open() else { return };
+    let (size, owned) = (6144u64, [5u32, 0, 9, 2]);
+    let image: Vec<u8> = (0..4 * size).map(|i| (i * 7 % 251) as u8).collect();
+    let (staged, base) = (gpu.upload(&image), gpu.upload(&vec![0xee; 10 * size as usize]));
+    let mut pieces = scatter(staged, &owned, base, size);
+    // And one odd piece, from within a page.
+    pieces.push(Piece { from: staged + 16, to: base + 7 * size + 32, bytes: 4096 + 48 });
+    let args = PagesArgs { pieces: gpu.upload(&bytes_of(&pieces)), ..PagesArgs::default() };
+    gpu.launch(&pages_launch(&pieces, &args, gpu.sms).unwrap().unwrap());
+    let mut expected = vec![0xeeu8; 10 * size as usize];
+    for piece in &pieces {
+        let (from, to) = ((piece.from - staged) as usize, (piece.to - base) as usize);
+        expected[to..to + piece.bytes as usize].copy_from_slice(&image[from..from + piece.bytes as usize]);
+    }
+    assert!(gpu.read(base, expected.len()) == expected);
 }

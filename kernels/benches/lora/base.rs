@@ -114,6 +114,7 @@ pub fn beside(gpu: &Gpu, model: &Model, batch: &mut Batch, name: &str) {
             base.gemm(model, b, group, number, 1.0);
         }),
     );
+    batch.early = true;
     if !batch.prefill {
         for ctas in [32, 64, 128, 264] {
             batch.set_tuning(

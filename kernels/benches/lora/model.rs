@@ -137,6 +137,8 @@ pub struct Batch {
     pub rows: u32,
     pub prefill: bool,
     pub tuning: DecodeTuning,
+    /// x counts as whole before the kernel before: true of a LoRA launch behind the base GEMM that read it.
+    pub early: bool,
     segments: Vec<Segment>,
     rows_ptr: DevicePtr,
     buffers: Vec<Buffers>,
@@ -186,6 +188,7 @@ impl Batch {
             rows,
             prefill,
             tuning: decode_tuning(pieces, gpu.sms),
+            early: true,
             segments,
             rows_ptr: gpu.upload(&bytes_of(&order)),
             buffers,
@@ -207,7 +210,7 @@ impl Batch {
         for (group, buffers) in model.groups.iter().zip(&self.buffers) {
             let plan = plan_decode(&self.segments, group, &tuning).unwrap();
             assert!(
-                plan.exchange_columns as usize <= COLUMNS_MAX
+                plan.exchange_columns as usize <= COLUMNS_MAX / 2
                     && plan.overflow.len() <= OVERFLOW_RUNS
                     && plan.blocks.len() <= 512
             );
@@ -271,6 +274,8 @@ impl Batch {
             layer,
             launch: number * 4 + group as u32,
             store,
+            early: self.early.into(),
+            half: (COLUMNS_MAX / 2) as u32,
             ..DecodeArgs::of_group(shape)
         };
         vec![decode_launch(&args, Element::Bf16, self.tuning.grid)]

@@ -7,6 +7,7 @@ pub mod attention;
 pub mod embedding;
 pub mod kv;
 pub mod norm;
+pub mod pages;
 pub mod rope;
 
 /// Rounds a value to the element type; the identity for the exact answer.

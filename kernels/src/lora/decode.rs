@@ -38,7 +38,7 @@ plain! {
         pub overflow: DevicePtr,
         /// The blocks of the launch that follows, or 0: they are brought into the L2.
         pub next_blocks: DevicePtr,
-        /// 16-byte words, 64 to a column of the plan.
+        /// 16-byte words, 64 to a column; two halves. Cleared once, and where the step counter wraps.
         pub exchange: DevicePtr,
         /// u32: counts steps from 1; each launch of a step has another `launch`.
         pub step: DevicePtr,
@@ -57,6 +57,11 @@ plain! {
         pub launch: u32,
         /// 1: y is overwritten instead of added to.
         pub store: u32,
+        /// 1: x was whole before the previous kernel of the stream began (that kernel read it, say), so that only y has to
+        /// be waited for and the shrink may run beside that kernel's end.
+        pub early: u32,
+        /// Columns of one half of `exchange`, at least the plan's `exchange_columns`: launches take turns.
+        pub half: u32,
     }
 }
 
@@ -100,7 +105,7 @@ pub fn decode_launch(args: &DecodeArgs, element: Element, grid: u32) -> Launch {
 }
 
 // The kernel declares the same sizes.
-const _: () = assert!(Run::SIZE == 32 && Block::SIZE == 128 && DecodeArgs::SIZE == 184);
+const _: () = assert!(Run::SIZE == 32 && Block::SIZE == 128 && DecodeArgs::SIZE == 192);
 
 #[cfg(test)]
 mod tests {
@@ -112,6 +117,6 @@ mod tests {
         assert_eq!((args.blocks_in, args.slices, args.stride_y), (3, 2, 208));
         assert_eq!((args.outputs, args.column, args.unit_end), ([200, 8, 0], [0, 200, 208], [4, 5, 5]));
         let launch = decode_launch(&args, Element::F16, 264);
-        assert_eq!((launch.function, launch.grid, launch.argument.len()), ("lora_decode_f16", [264, 1, 1], 184));
+        assert_eq!((launch.function, launch.grid, launch.argument.len()), ("lora_decode_f16", [264, 1, 1], 192));
     }
 }

@@ -69,7 +69,7 @@ pub struct DecodePlan {
     /// One for each CTA of the grid, idle ones too.
     pub blocks: Vec<Block>,
     pub overflow: Vec<Run>,
-    /// Columns of the exchange buffer that are used, 1 KiB each.
+    /// Columns of one half of the exchange buffer that are used, 1 KiB each.
     pub exchange_columns: u32,
 }
 

@@ -108,6 +108,7 @@ pub struct Place {
     pub layer: u32,
     pub launch: u32,
     pub step: u32,
+    pub early: bool,
 }
 
 pub struct Case {
@@ -127,6 +128,8 @@ pub struct Case {
 }
 
 const OVERFLOW_RUNS: usize = 8192;
+/// As many columns as the worst plan of these tests takes.
+const EXCHANGE_HALF: usize = 3 * 16 * 1024;
 
 impl Case {
     pub fn new(
@@ -142,8 +145,7 @@ impl Case {
         let x_bits = adapters.bits.random((all_rows * group.inputs) as usize, 1.0, random);
         let y = bytes(&adapters.bits.random((all_rows * width) as usize, 0.1, random));
         let ctas = gpu.sms * 2;
-        // As many columns as the worst plan of these tests takes.
-        let columns: usize = 3 * 16 * 1024;
+        let columns: usize = 2 * EXCHANGE_HALF;
         let exchange = gpu.alloc(columns * 1024);
         gpu.fill(exchange, 0, columns * 1024);
         let mut case = Self {
@@ -168,7 +170,7 @@ impl Case {
     pub fn set_segments(&mut self, gpu: &Gpu, adapters: &Adapters, segments: Vec<Segment>) {
         self.segments = segments.into_iter().map(|s| Segment { rank: adapters.rank_max(s.slot), ..s }).collect();
         let plan = self.plan(&adapters.group);
-        assert!(plan.exchange_columns as usize <= 3 * 16 * 1024 && plan.overflow.len() <= OVERFLOW_RUNS);
+        assert!(plan.exchange_columns as usize <= EXCHANGE_HALF && plan.overflow.len() <= OVERFLOW_RUNS);
         gpu.sync();
         gpu.write(self.blocks, &bytes_of(&plan.blocks));
         gpu.write(self.overflow, &bytes_of(&plan.overflow));
@@ -195,6 +197,8 @@ impl Case {
             layers: adapters.layers,
             layer: place.layer,
             launch: place.launch,
+            early: place.early.into(),
+            half: EXCHANGE_HALF as u32,
             ..DecodeArgs::of_group(&adapters.group)
         };
         decode_launch(&args, adapters.element(), self.ctas)

@@ -1,0 +1,196 @@
+//! The rest of the decoder: microseconds, and the share of the copy bandwidth that the bytes make of it.
+//!
+//! Graph replay over buffers larger than the L2, medians.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+#[path = "../tests/gpu/mod.rs"]
+mod gpu;
+
+use gpu::{Bits, Gpu, Random, bytes};
+use lorafleet_kernels::decoder::attention::{
+    AttentionArgs, attention_launches, attention_splits, cut_tiles, parts_bytes,
+};
+use lorafleet_kernels::decoder::kv::{Kv, Row, page_bytes};
+use lorafleet_kernels::decoder::pages::{PagesArgs, pages_launch, scatter};
+use lorafleet_kernels::decoder::rope::{RopeArgs, frequencies, rope_launch};
+use lorafleet_kernels::decoder::{activation, embedding, norm};
+use lorafleet_kernels::launch::{Element, Launch};
+use lorafleet_kernels::plain::bytes_of;
+
+const BANDWIDTH: f64 = 4.2e6;
+const SETS: u64 = 8;
+
+/// `SETS` variants of a launch after each other, so that none finds its bytes in the L2.
+fn row(gpu: &Gpu, name: &str, moved: f64, launches: impl Fn(u64) -> Vec<Launch>) {
+    let graph = gpu.capture(|| (0..SETS).for_each(|set| launches(set).iter().for_each(|l| gpu.launch(l))));
+    gpu.time(&graph, 3, || ());
+    let mut times = gpu.time(&graph, 21, || ());
+    times.sort_by(f64::total_cmp);
+    let us = times[times.len() / 2] / SETS as f64;
+    let floor = moved / BANDWIDTH;
+    println!("{name:40} {us:8.1} {floor:8.1} {:6.2} {:6.0}%", us / floor, 100.0 * floor / us);
+}
+
+/// Random elements, `SETS` times.
+fn noise(gpu: &Gpu, elements: usize) -> u64 {
+    let block = bytes(&Bits::Bf16.random(1 << 20, 1.0, &mut Random(elements as u64 | 1)));
+    let total = elements * 2 * SETS as usize;
+    let p = gpu.alloc(total);
+    (0..total).step_by(block.len()).for_each(|at| gpu.write(p + at as u64, &block[..block.len().min(total - at)]));
+    p
+}
+
+fn small(gpu: &Gpu, rows: u32) {
+    let (hidden, inner, element) = (4096u32, 14336u32, Element::Bf16);
+    let n = rows as usize;
+    let [x, residual, y] = [0; 3].map(|_| noise(gpu, n * hidden as usize));
+    let weight = noise(gpu, hidden as usize);
+    let at = |p: u64, set: u64, width: u32| p + set * u64::from(rows) * u64::from(width) * 2;
+    row(gpu, &format!("norm, {rows} rows"), f64::from(rows * hidden) * 8.0, |set| {
+        let place = |p| at(p, set, hidden);
+        let args = norm::NormArgs {
+            x: place(x),
+            residual: place(residual),
+            y: place(y),
+            weight,
+            width: hidden,
+            eps: 1e-5,
+            ..norm::NormArgs::default()
+        };
+        vec![norm::norm_launch(&args, rows, element).unwrap()]
+    });
+    let gate_up = noise(gpu, n * 2 * inner as usize);
+    let out = noise(gpu, n * inner as usize);
+    row(gpu, &format!("activation, {rows} rows"), f64::from(rows) * f64::from(inner) * 6.0, |set| {
+        let args = activation::ActivationArgs {
+            x: at(gate_up, set, 2 * inner),
+            y: at(out, set, inner),
+            rows,
+            width: inner,
+            ..activation::ActivationArgs::default()
+        };
+        vec![activation::activation_launch(&args, gpu.sms, element).unwrap()]
+    });
+    let vocabulary = 128_256u32;
+    let table = gpu.alloc(vocabulary as usize * hidden as usize * 2);
+    gpu.fill(table, 0x3c, vocabulary as usize * hidden as usize * 2);
+    let mut random = Random(5);
+    let tokens: Vec<u32> = (0..n * SETS as usize).map(|_| random.below(vocabulary as usize) as u32).collect();
+    let tokens = gpu.upload(&bytes_of(&tokens));
+    row(gpu, &format!("embedding, {rows} rows"), f64::from(rows * hidden) * 4.0, |set| {
+        let args = embedding::EmbeddingArgs {
+            table,
+            tokens: tokens + set * u64::from(rows) * 4,
+            y: at(y, set, hidden),
+            rows,
+            width: hidden,
+            vocabulary,
+            scale: 1.0,
+        };
+        vec![embedding::embedding_launch(&args, element).unwrap()]
+    });
+    let (heads, kv_heads, dim) = (32u32, 8u32, 128u32);
+    let width = (heads + 2 * kv_heads) * dim;
+    let qkv = noise(gpu, n * width as usize);
+    let size = page_bytes(1, kv_heads, dim, 16);
+    let pages: Vec<u32> = (0..rows).collect();
+    let kv = Kv {
+        base: gpu.alloc(size as usize * n),
+        pages: gpu.upload(&bytes_of(&pages)),
+        page_bytes: size,
+        page_tokens: 16,
+        heads: kv_heads,
+        head_dim: dim,
+        layer: 0,
+    };
+    let table: Vec<Row> = (0..rows).map(|list| Row { position: 9, list }).collect();
+    let (table, waves) = (gpu.upload(&bytes_of(&table)), gpu.upload(&bytes_of(&frequencies(500_000.0, dim, None))));
+    row(gpu, &format!("rope and KV write, {rows} rows"), f64::from(rows * width) * 4.0, |set| {
+        let args = RopeArgs {
+            x: at(qkv, set, width),
+            rows: table,
+            frequencies: waves,
+            kv,
+            query_heads: heads,
+            rotary: dim,
+            attention_scale: 1.0,
+            eps: 1e-5,
+            ..RopeArgs::default()
+        };
+        vec![rope_launch(&args, rows, element).unwrap()]
+    });
+}
+
+fn attention(gpu: &Gpu, batch: u32, context: u32, fresh: u32) {
+    let (heads, kv_heads, dim, page_tokens) = (32u32, 8u32, 128u32, 16u32);
+    let sets = if fresh > 1 { 1 } else { SETS };
+    let size = page_bytes(1, kv_heads, dim, page_tokens);
+    let each = context.div_ceil(page_tokens);
+    let count = u64::from(each) * u64::from(batch) * sets;
+    let base = noise(gpu, (count * size / 2 / SETS) as usize);
+    let mut pages: Vec<u32> = (0..count as u32).collect();
+    Random(3).shuffle(&mut pages);
+    let pages = gpu.upload(&bytes_of(&pages));
+    let stride = (heads + 2 * kv_heads) * dim;
+    let q = noise(gpu, (batch * fresh * stride) as usize);
+    let y = gpu.alloc((batch * fresh * heads * dim * 2) as usize);
+    let lists: Vec<u64> = (0..sets)
+        .map(|set| {
+            let tiles = (0..batch).flat_map(|s| {
+                cut_tiles(s * fresh, fresh, (context - fresh) as i32, (set as u32 * batch + s) * each, heads / kv_heads)
+            });
+            gpu.upload(&bytes_of(&tiles.collect::<Vec<_>>()))
+        })
+        .collect();
+    let tile_count = batch * fresh.div_ceil(4);
+    let splits = attention_splits(tile_count, kv_heads, context, gpu.sms);
+    let parts = gpu.alloc(parts_bytes(tile_count, kv_heads, splits, dim) as usize);
+    let moved = f64::from(batch) * f64::from(context) * f64::from(kv_heads * dim) * 4.0;
+    let name = if fresh > 1 {
+        format!("attention, chunk of {fresh} at {context}")
+    } else {
+        format!("attention, {batch} of {context}, {splits} parts")
+    };
+    row(gpu, &name, moved, |set| {
+        let kv = Kv { base, pages, page_bytes: size, page_tokens, heads: kv_heads, head_dim: dim, layer: 0 };
+        let args = AttentionArgs {
+            q,
+            y,
+            tiles: lists[(set % sets) as usize],
+            parts,
+            kv,
+            query_heads: heads,
+            stride_q: stride,
+            splits,
+            scale: 0.088,
+            tile_count,
+            ..AttentionArgs::default()
+        };
+        attention_launches(&args, Element::Bf16).unwrap()
+    });
+}
+
+fn main() {
+    let Some(gpu) = Gpu::open() else { return };
+    println!("{}\n{:40} {:>8} {:>8} {:>6} {:>7}", gpu.name, "op", "us", "floor", "ratio", "of copy");
+    for rows in [1, 64, 256, 8192] {
+        small(&gpu, rows);
+        gpu.free_all();
+    }
+    for (batch, context) in [(1, 1024), (1, 32_768), (16, 4096), (64, 256), (64, 2048), (256, 1024)] {
+        attention(&gpu, batch, context, 1);
+        gpu.free_all();
+    }
+    attention(&gpu, 1, 8192, 2048);
+    gpu.free_all();
+    let (count, size) = (40u32, 2u64 << 20);
+    let (staged, base) =
+        (noise(&gpu, (u64::from(count) * size / 2 / SETS) as usize), gpu.alloc((u64::from(count) * size) as usize));
+    let mut owned: Vec<u32> = (0..count).collect();
+    Random(8).shuffle(&mut owned);
+    let pieces = scatter(staged, &owned, base, size);
+    let args = PagesArgs { pieces: gpu.upload(&bytes_of(&pieces)), ..PagesArgs::default() };
+    row(&gpu, "pages, an adapter of 84 MB", f64::from(count) * size as f64 * 2.0, |_| {
+        pages_launch(&pieces, &args, gpu.sms).unwrap().into_iter().collect()
+    });
+}
