@@ -1,6 +1,8 @@
 //! The real binary from outside: its command line, its routes, PEFT's answers, and the bugs that users of other servers
 //! had to report.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test says what it expects")]
+
 mod http {
     mod server;
 

@@ -42,11 +42,10 @@ async fn check(base: &str, flags: &[&str]) {
         }
     }
     let mut mixed = Vec::new();
-    for round in 0..3 {
+    for _ in 0..3 {
         for (name, case) in &served {
             mixed.extend(case["answers"].as_array().into_iter().flatten().map(|row| (name.clone(), row.clone())));
         }
-        let _ = round;
         mixed.extend(answers(base).into_iter().map(|row| (base.to_owned(), row)));
     }
     futures::future::join_all(mixed.iter().map(|(model, row)| server.check_row(model, row))).await;
