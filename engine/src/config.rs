@@ -19,6 +19,9 @@ pub struct Flags {
     /// Base model: a folder with config.json and safetensors, a GGUF file, or a URI within a `[[source]]` of the file.
     #[arg(long, env = "LORAFLEET_MODEL")]
     pub model: Option<String>,
+    /// Digest that the model must have; with another one the process does not start.
+    #[arg(long, env = "LORAFLEET_MODEL_DIGEST")]
+    pub model_digest: Option<Digest>,
     /// Name of the base model for clients; the last part of its path if not given.
     #[arg(long, env = "LORAFLEET_SERVED_MODEL_NAME")]
     pub served_model_name: Option<String>,
@@ -118,6 +121,7 @@ pub enum ConfigError {
 #[derive(Clone, Debug)]
 pub struct Config {
     pub model: String,
+    pub model_digest: Option<Digest>,
     pub served_model_name: String,
     pub listen: SocketAddr,
     pub managed: bool,
@@ -153,6 +157,7 @@ impl Flags {
         let list = |own: Vec<String>, other: Vec<String>| if own.is_empty() { other } else { own };
         Self {
             model: self.model.or(file.model),
+            model_digest: self.model_digest.or(file.model_digest),
             served_model_name: self.served_model_name.or(file.served_model_name),
             listen: self.listen.or(file.listen),
             backend: self.backend.or(file.backend),
@@ -198,6 +203,7 @@ impl Flags {
             sources: self.sources(&adapters)?,
             adapters,
             model,
+            model_digest: self.model_digest,
             page_budget_bytes: self.page_budget.unwrap_or((memory_bytes / 4).clamp(64 << 20, 4 << 30)),
             disk_cache: self.disk_cache.as_deref().map(disk_cache).transpose()?,
             threads: self.threads,

@@ -48,6 +48,7 @@ pub struct Fleet {
     catalog: Mutex<Catalog>,
     /// The last accepted placement is kept here over restarts of the process.
     kept_at: Option<PathBuf>,
+    placing: Mutex<()>,
     /// Loads of one name follow one another.
     turns: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
     ready: AtomicBool,
@@ -97,6 +98,7 @@ impl Fleet {
             loader,
             catalog,
             kept_at,
+            placing: Mutex::default(),
             turns: Mutex::default(),
             ready,
             expected: AtomicUsize::new(0),
@@ -220,16 +222,21 @@ impl Fleet {
         Ok(reply)
     }
 
+    /// The step thread is told first; only what it has heard becomes true here.
     fn take_in(&self, name: &str, enrolment: Enrolment, loaded: Loaded) -> Result<(), Refusal> {
         let digest = enrolment.digest;
         let mut catalog = self.catalog();
-        self.engine.send(Command::Enrol(vec![(enrolment.clone(), Some(loaded))]))?;
-        let old = catalog.names.remove(name).unwrap_or_default();
-        catalog.names.add(name, digest);
-        catalog.names.point(name, digest);
-        catalog.placed.insert(digest, Placed { name: name.to_owned(), namespace: String::new(), enrolment });
-        catalog.departed.remove(&digest);
-        self.retire_unnamed(&mut catalog, old)
+        let mut next = catalog.clone();
+        let old = next.names.remove(name).unwrap_or_default();
+        next.names.add(name, digest);
+        next.names.point(name, digest);
+        next.placed
+            .insert(digest, Placed { name: name.to_owned(), namespace: String::new(), enrolment: enrolment.clone() });
+        next.departed.remove(&digest);
+        let retire = self.unnamed(&mut next, old);
+        self.engine.send(Command::Change { enrol: vec![(enrolment, Some(loaded))], retire })?;
+        *catalog = next;
+        Ok(())
     }
 
     /// Takes a name away at once; what runs under it finishes.
@@ -239,21 +246,22 @@ impl Fleet {
     pub fn unload(&self, name: &str) -> Result<BTreeSet<Digest>, Refusal> {
         self.standalone("unload")?;
         let mut catalog = self.catalog();
-        let Some(digests) = catalog.names.remove(name) else {
+        let mut next = catalog.clone();
+        let Some(digests) = next.names.remove(name) else {
             let message = format!("the adapter '{}' is not loaded", shown(name));
             return Err(Refusal { param: Some("lora_name".into()), ..Refusal::new(404, "AdapterNotFound", message) });
         };
-        self.retire_unnamed(&mut catalog, digests.clone())?;
+        let retire = self.unnamed(&mut next, digests.clone());
+        self.engine.send(Command::Change { enrol: Vec::new(), retire })?;
+        *catalog = next;
         Ok(digests)
     }
 
-    fn retire_unnamed(&self, catalog: &mut Catalog, digests: BTreeSet<Digest>) -> Result<(), Refusal> {
+    /// Those of `digests` that no name means any more.
+    fn unnamed(&self, catalog: &mut Catalog, digests: BTreeSet<Digest>) -> Vec<Digest> {
         let gone: Vec<Digest> = digests.into_iter().filter(|digest| !catalog.names.uses(digest)).collect();
-        if gone.is_empty() {
-            return Ok(());
-        }
         catalog.depart(&gone, |digest| self.engine.snapshot().facts(digest).is_some());
-        self.engine.send(Command::Retire(gone))
+        gone
     }
 
     fn standalone(&self, what: &str) -> Result<(), Refusal> {
@@ -276,6 +284,8 @@ impl Fleet {
                 "a standalone engine takes no placement: start it with --managed",
             ));
         }
+        // One at a time until it is on disk, so that the last one accepted is the one that is kept.
+        let _turn = self.placing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut catalog = self.catalog();
         if placement.boot_id != self.boot_id {
             let message =
@@ -302,9 +312,12 @@ impl Fleet {
 
     fn put_in_force(&self, catalog: &mut Catalog, placement: &Placement) -> Result<(), Refusal> {
         let known = |digest: &Digest| self.engine.snapshot().facts(digest).is_some();
-        let (enrol, retire) = catalog.adopt(placement, known);
-        self.engine.send(Command::Enrol(enrol.into_iter().map(|enrolment| (enrolment, None)).collect()))?;
-        self.engine.send(Command::Retire(retire))
+        let mut next = catalog.clone();
+        let (enrol, retire) = next.adopt(placement, known);
+        let enrol = enrol.into_iter().map(|enrolment| (enrolment, None)).collect();
+        self.engine.send(Command::Change { enrol, retire })?;
+        *catalog = next;
+        Ok(())
     }
 
     fn keep(&self, placement: &Placement) {

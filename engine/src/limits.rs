@@ -31,6 +31,8 @@ pub struct Limits {
     pub age_max: Duration,
     /// Body of a request in bytes.
     pub max_body_bytes: usize,
+    /// Body of a placement: `max_adapters` with long URIs.
+    pub max_placement_bytes: usize,
     /// How long running requests may go on after SIGTERM.
     pub drain_max: Duration,
 }
@@ -51,6 +53,7 @@ impl Default for Limits {
             upload_bytes_per_step: 64 << 20,
             age_max: Duration::from_secs(2),
             max_body_bytes: 4 << 20,
+            max_placement_bytes: 64 << 20,
             drain_max: Duration::from_secs(25),
         }
     }

@@ -2,8 +2,9 @@
 //! a bounded set of digests; never a message.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lorafleet_artifact::Digest;
 use lorafleet_crds::wire::Tier;
@@ -44,6 +45,9 @@ pub struct Meter {
     replies: IntCounterVec,
     /// Digests and codes that have a label of their own.
     labels: Mutex<Labels>,
+    begun: Instant,
+    /// Milliseconds from `begun` to the last turn of the step loop.
+    last_turn_ms: AtomicU64,
 }
 
 #[derive(Default)]
@@ -131,8 +135,20 @@ impl Meter {
                 &["route", "status"],
             )?,
             labels: Mutex::default(),
+            begun: Instant::now(),
+            last_turn_ms: AtomicU64::new(0),
             registry,
         })
+    }
+
+    /// The step loop goes round.
+    pub fn turned(&self) {
+        self.last_turn_ms.store(self.begun.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// Since the step loop went round last.
+    pub fn silent(&self) -> Duration {
+        self.begun.elapsed().saturating_sub(Duration::from_millis(self.last_turn_ms.load(Ordering::Relaxed)))
     }
 
     pub fn scheduled(&self, schedule: &Schedule) {

@@ -161,6 +161,7 @@ pub struct Residency {
 
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
+const RETRY_REFUSED: Duration = Duration::from_secs(600);
 
 impl Residency {
     /// Makes an adapter known, or changes how a known one is kept. A retired one is wanted again.
@@ -183,10 +184,8 @@ impl Residency {
             failure: None,
             note: None,
         });
-        if entry.enrolment.source != enrolment.source {
-            entry.failure = None;
-        }
         if entry.enrolment != enrolment {
+            entry.failure = None;
             entry.note = None;
             entry.enrolment = enrolment;
         }
@@ -218,7 +217,11 @@ impl Residency {
     pub fn failed(&mut self, digest: Digest, refusal: Refusal, now: Instant) {
         let Some(entry) = self.entries.get_mut(&digest) else { return };
         let attempts = entry.failure.as_ref().map_or(0, |failure| failure.attempts) + 1;
-        let pause = RETRY_FIRST.saturating_mul(1 << (attempts - 1).min(6)).min(RETRY_MAX);
+        let pause = match refusal.retry_after_seconds {
+            Some(_) => RETRY_FIRST.saturating_mul(1 << (attempts - 1).min(6)).min(RETRY_MAX),
+            // The same bytes give the same answer; only somebody who changes something can change it.
+            None => RETRY_REFUSED,
+        };
         entry.host = Host::Absent;
         entry.failure = Some(Failure { refusal, attempts, retry_at: now + pause });
     }

@@ -45,7 +45,12 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let base = tokio::task::spawn_blocking(move || load_base(&path, &loading)).await??;
     let (app, stepper) = assemble(&config, base, keys)?;
     let commands = stepper.commands.clone();
-    let thread = std::thread::Builder::new().name("step".into()).spawn(move || stepper.stepper.run())?;
+    let (alive, died) = tokio::sync::oneshot::channel::<()>();
+    let thread = std::thread::Builder::new().name("step".into()).spawn(move || {
+        // Dropped with the thread, also by a panic.
+        let _alive = alive;
+        stepper.stepper.run();
+    })?;
 
     app.fleet.restore();
     load_first_adapters(&app, config.adapters);
@@ -67,6 +72,8 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     tokio::select! {
         ended = &mut server => ended??,
         drained = drain_at_signal(&app) => drained?,
+        // Nothing could be answered any more: whoever started the process shall start it again.
+        _ = died => bail!("the step thread has ended"),
     }
     stop.send_replace(true);
     let _ = tokio::time::timeout(CLOSE_TIME_MAX, server).await;
@@ -121,13 +128,17 @@ fn load_base(path: &Path, config: &Config) -> anyhow::Result<Loaded> {
     let options = CpuOptions::new(config.page_budget_bytes);
     let options = CpuOptions { threads: config.threads.unwrap_or(options.threads), ..options };
     let backend = CpuBackend::new(&model, options)?;
+    let digest = model.digest()?;
+    if let Some(expected) = config.model_digest.filter(|expected| *expected != digest) {
+        bail!("DigestMismatch: the model {} has digest {digest}, --model-digest is {expected}", path.display());
+    }
     Ok(Loaded {
         backend,
         text,
         shape: model.shape().base(),
         context: u32::try_from(model.shape().context)?,
         vocabulary: u32::try_from(model.shape().vocabulary)?,
-        digest: model.digest()?,
+        digest,
         model: Arc::new(model),
     })
 }

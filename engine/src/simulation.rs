@@ -235,7 +235,7 @@ impl World {
     fn enrol(&mut self, number: u8, pinned: bool) {
         let floor = if pinned { Floor::Device } else { Floor::None };
         let enrolment = Enrolment { digest: digest(number), source: format!("test://{number}"), pinned, floor };
-        self.stepper.take(Command::Enrol(vec![(enrolment, None)]), self.now);
+        self.stepper.take(Command::Change { enrol: vec![(enrolment, None)], retire: Vec::new() }, self.now);
     }
 
     fn submit(&mut self, owner: KvOwner, prompt: Vec<u32>, max_tokens: u32, choices: u64) {
@@ -408,7 +408,7 @@ fn fuzz(seed: u64) -> (u64, u64) {
             }
             7 => {
                 let number = world.random.below(u64::from(ADAPTERS)) as u8;
-                world.stepper.take(Command::Retire(vec![digest(number)]), world.now);
+                world.stepper.take(Command::Change { enrol: Vec::new(), retire: vec![digest(number)] }, world.now);
             }
             8 => {
                 let number = world.random.below(u64::from(ADAPTERS)) as u8;

@@ -23,10 +23,8 @@ use crate::state::State;
 pub enum Command {
     /// The sequences of one request.
     Submit(Vec<NewSequence>),
-    /// Adapters to know from now on, perhaps with their bytes at hand.
-    Enrol(Vec<(Enrolment, Option<Loaded>)>),
-    /// Adapters that nobody may name any more.
-    Retire(Vec<Digest>),
+    /// Adapters to know from now on, perhaps with their bytes at hand; and those that nobody may name any more.
+    Change { enrol: Vec<(Enrolment, Option<Loaded>)>, retire: Vec<Digest> },
     /// The end of a fetch.
     Fetched(Digest, Result<Loaded, Refusal>),
     /// End the thread; what still runs is cut off.
@@ -73,6 +71,7 @@ impl Stepper {
     pub fn run(mut self) {
         let mut nap = Duration::ZERO;
         while self.drain(nap) {
+            self.meter.turned();
             let worked = self.step(Instant::now());
             nap = match (worked, self.state.waiting.is_empty()) {
                 (true, _) => Duration::ZERO,
@@ -124,16 +123,16 @@ impl Stepper {
         self.changed = true;
         match command {
             Command::Submit(sequences) => sequences.into_iter().for_each(|sequence| self.state.accept(sequence, now)),
-            Command::Enrol(adapters) => {
-                for (enrolment, loaded) in adapters {
+            Command::Change { enrol, retire } => {
+                for (enrolment, loaded) in enrol {
                     let digest = enrolment.digest;
                     self.state.residency.enrol(enrolment, now);
                     if let Some(loaded) = loaded {
                         self.arrive(digest, Ok(loaded), now);
                     }
                 }
+                retire.into_iter().for_each(|digest| self.state.residency.retire(digest));
             }
-            Command::Retire(digests) => digests.into_iter().for_each(|digest| self.state.residency.retire(digest)),
             Command::Fetched(digest, result) => self.arrive(digest, result, now),
             Command::Stop => return false,
         }

@@ -17,22 +17,27 @@ use crate::report;
 pub async fn load(State(app): State<Arc<App>>, request: Request<Body>) -> Result<Response, Refusal> {
     app.keys.admin(request.headers())?;
     app.open()?;
-    let request: LoadRequest = from_json(&body(&app, request).await?)?;
+    let most = app.fleet.engine().limits.max_body_bytes;
+    let request: LoadRequest = from_json(&body(request, most).await?)?;
     let reply = app.fleet.load(request).await?;
     Ok(json(200, &reply))
 }
 
 pub async fn unload(State(app): State<Arc<App>>, request: Request<Body>) -> Result<Response, Refusal> {
     app.keys.admin(request.headers())?;
-    let request: UnloadRequest = from_json(&body(&app, request).await?)?;
+    let most = app.fleet.engine().limits.max_body_bytes;
+    let request: UnloadRequest = from_json(&body(request, most).await?)?;
     let digests = app.fleet.unload(&request.lora_name)?;
     Ok(json(200, &serde_json::json!({ "lora_name": request.lora_name, "digests": digests })))
 }
 
 pub async fn place(State(app): State<Arc<App>>, request: Request<Body>) -> Result<Response, Refusal> {
     app.keys.admin(request.headers())?;
-    let placement: Placement = from_json(&body(&app, request).await?)?;
-    app.fleet.place(placement)?;
+    let bytes = body(request, app.fleet.engine().limits.max_placement_bytes).await?;
+    let placing = app.clone();
+    // Large ones take a while to read, and they are written to disk.
+    let placed = tokio::task::spawn_blocking(move || placing.fleet.place(from_json::<Placement>(&bytes)?));
+    placed.await.unwrap_or_else(|error| Err(Refusal::new(500, "Internal", error.to_string())))?;
     Ok(json(200, &describe(&app)))
 }
 

@@ -34,7 +34,7 @@ async fn run(app: Arc<App>, kind: Kind, request: Request<Body>) -> Result<Respon
     let arrived = Instant::now();
     app.keys.client(request.headers())?;
     app.open()?;
-    let bytes = body(&app, request).await?;
+    let bytes = body(request, app.fleet.engine().limits.max_body_bytes).await?;
     let ask = parse(app.clone(), kind, bytes).await?;
     let choices = submit(&app, &ask, arrived)?;
     let reply = reply(&app, &ask)?;

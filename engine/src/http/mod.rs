@@ -113,8 +113,7 @@ async fn count(State(app): State<Arc<App>>, request: Request<Body>, next: axum::
 ///
 /// # Errors
 /// 413 above the limit, 408 if it takes too long.
-async fn body(app: &App, request: Request<Body>) -> Result<Bytes, Refusal> {
-    let most = app.fleet.engine().limits.max_body_bytes;
+async fn body(request: Request<Body>, most: usize) -> Result<Bytes, Refusal> {
     let declared = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     let too_large =
         |bytes: String| Refusal::new(413, "BodyTooLarge", format!("the body has {bytes} bytes, the limit is {most}"));

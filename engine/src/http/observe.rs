@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::extract::State;
 use axum::http::header;
@@ -12,6 +12,8 @@ use serde_json::{Value, json};
 use super::App;
 use crate::exposition;
 use crate::refusal::Refusal;
+
+const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 pub async fn models(State(app): State<Arc<App>>) -> Response {
     let limits = &app.fleet.engine().limits;
@@ -48,8 +50,15 @@ pub async fn models(State(app): State<Arc<App>>) -> Response {
     super::json(200, &json!({ "object": "list", "data": Value::Array(models) }))
 }
 
-pub async fn healthz() -> Response {
-    super::json(200, &json!({ "status": "ok" }))
+/// Healthy: the step loop goes round. Only while there is something to do, and only after a time that no step takes.
+pub async fn healthz(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
+    let (silent, open) = (app.meter.silent(), app.fleet.engine().open_sequences());
+    if open > 0 && silent > SILENCE_MAX {
+        let message =
+            format!("{open} sequences are open and no step has ended for {silent:?}, the limit is {SILENCE_MAX:?}");
+        return Err(Refusal::new(503, "StepsHang", message));
+    }
+    Ok(super::json(200, &json!({ "status": "ok" })))
 }
 
 /// Ready: takes traffic. Not while draining, and not before each adapter with a floor is there or has failed.

@@ -52,3 +52,15 @@ async fn the_command_line_names_adapters_and_readiness_waits_for_them() {
     assert_error(server.complete("two", &json!([1]), 1).await, 404, "ModelNotFound");
     assert!(server.log().contains("adapter not loaded"), "{}", server.log());
 }
+
+#[test]
+fn another_model_than_the_one_that_was_meant_is_not_served() {
+    let wrong = format!("sha256:{}", "0".repeat(64));
+    let outcome = std::process::Command::new(env!("CARGO_BIN_EXE_lorafleet-engine"))
+        .args(["serve", "--model", &path("base"), "--listen", "127.0.0.1:0", "--model-digest", &wrong])
+        .output()
+        .unwrap();
+    assert!(!outcome.status.success());
+    let said = String::from_utf8_lossy(&outcome.stderr).into_owned();
+    assert!(said.contains("DigestMismatch") && said.contains(&wrong), "{said}");
+}
