@@ -98,8 +98,6 @@ pub enum Cause {
     ApplyFailed,
     /// A pod could not be asked.
     PodUnreachable,
-    /// Verification stopped.
-    Refused,
 }
 
 impl fmt::Display for Cause {

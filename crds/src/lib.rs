@@ -19,7 +19,7 @@ pub use base_model::{
 };
 pub use lora_adapter::{
     AdapterSource, BaseModelRef, LoraAdapter, LoraAdapterSpec, LoraAdapterStatus, Mode, PlacementError,
-    PlacementStatus, PoolPlacement, SourceFile, SourcePin, Warmth, WarmthFloor,
+    PlacementStatus, PoolPlacement, RetiringRevision, SourceFile, SourcePin, Warmth, WarmthFloor,
 };
 pub use names::{AdapterName, NameError};
 pub use serving_pool::{

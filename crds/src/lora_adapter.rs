@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
 use lorafleet_artifact::Digest;
 use schemars::JsonSchema;
@@ -152,6 +152,9 @@ pub struct LoraAdapterStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub current_uri: Option<String>,
+    /// What the served name meant before; still held for a moment, for requests that are on their way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retiring: Option<RetiringRevision>,
     /// For people: how many pods hold it, in which pools.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
@@ -163,6 +166,17 @@ pub struct LoraAdapterStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "crate::schema::conditions")]
     pub conditions: Vec<Condition>,
+}
+
+/// A revision that the served name no longer means.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RetiringRevision {
+    #[schemars(schema_with = "crate::schema::digest")]
+    pub digest: Digest,
+    #[schemars(length(max = 1024))]
+    pub uri: String,
+    /// When pods let go of it, as soon as their last request on it ends.
+    pub until: Time,
 }
 
 /// What a digest was computed from.
@@ -207,12 +221,12 @@ pub struct PoolPlacement {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1024))]
     pub message: String,
-    /// The revision that every pod of the pool that takes traffic holds for this boot, newest first.
+    /// Revisions that every pod of the pool that takes traffic holds for its present boot.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "crate::schema::digests")]
     pub held: Vec<Digest>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 2048))]
+    #[schemars(length(max = 4096))]
     pub placements: Vec<PlacementStatus>,
 }
 

@@ -63,6 +63,10 @@ pub(crate) fn optional_label_selector(_: &mut SchemaGenerator) -> Schema {
                 "items": {
                     "type": "object",
                     "required": ["key", "operator"],
+                    "x-kubernetes-validations": [{
+                        "rule": "(self.operator in ['In', 'NotIn']) == (has(self.values) && self.values.size() > 0)",
+                        "message": "In and NotIn need values, Exists and DoesNotExist have none",
+                    }],
                     "properties": {
                         "key": { "type": "string", "maxLength": 317 },
                         "operator": { "type": "string", "enum": ["In", "NotIn", "Exists", "DoesNotExist"] },

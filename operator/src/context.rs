@@ -10,7 +10,7 @@ use kube::core::NamespaceResourceScope;
 use kube::runtime::events::{Event, EventType, Recorder};
 use kube::{Api, Client, Resource};
 use lorafleet_crds::PoolPlacement;
-use lorafleet_crds::condition::{ConditionType, find};
+use lorafleet_crds::condition::{Cause, ConditionType, find};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -82,13 +82,12 @@ impl Context {
     pub async fn tell<K: Resource<DynamicType = ()>>(&self, object: &K, old: &[Condition], new: &[Condition]) {
         let reference = object.object_ref(&());
         for condition in transitions(old, new).filter(|condition| worth_an_event(condition)) {
-            let trouble =
-                condition.status == "False" && condition.reason != "InProgress" && condition.reason != "Waiting";
+            let good = condition.status == "True";
             let event = Event {
-                type_: if trouble { EventType::Warning } else { EventType::Normal },
-                reason: condition.reason.clone(),
+                type_: if good || passes_by_itself(&condition.reason) { EventType::Normal } else { EventType::Warning },
+                reason: if good { condition.type_.clone() } else { condition.reason.clone() },
                 note: Some(condition.message.chars().take(1000).collect()),
-                action: condition.type_.clone(),
+                action: "Reconcile".to_owned(),
                 secondary: None,
             };
             if let Err(error) = self.recorder.publish(&event, &reference).await {
@@ -125,12 +124,21 @@ impl Context {
     }
 }
 
-/// What is only under way, or said by another condition, is no news.
+/// `Ready` repeats whatever is in the way; of the others only what was reached is worth a word.
 fn worth_an_event(condition: &Condition) -> bool {
-    let quiet = matches!(condition.type_.as_str(), "Reconciling" | "Stalled" | "Available" | "RolledOut");
-    !quiet
-        && condition.status != "Unknown"
-        && !matches!(condition.reason.as_str(), "Waiting" | "InProgress" | "Loading")
+    match condition.type_.as_str() {
+        "Ready" => condition.reason != Cause::InProgress.to_string(),
+        "Resolved" | "Verified" | "RolledOut" => condition.status == "True",
+        _ => false,
+    }
+}
+
+/// Nobody has to do anything about it.
+fn passes_by_itself(reason: &str) -> bool {
+    use Cause::{BaseNotReady, GatewayNotReady, InProgress, Loading, NoReadyPod, PodsNotReady, Waiting};
+    [BaseNotReady, GatewayNotReady, InProgress, Loading, NoReadyPod, PodsNotReady, Waiting]
+        .iter()
+        .any(|cause| cause.to_string() == reason)
 }
 
 /// What the pools saw of each adapter on their last pass since this operator leads.

@@ -13,10 +13,10 @@ use kube::{Api, Client};
 
 /// Name of the Lease.
 pub const LEASE: &str = "lorafleet-operator";
-const DURATION_S: i32 = 15;
-const RENEW_EVERY: Duration = Duration::from_secs(5);
-const GIVE_UP_AFTER: Duration = Duration::from_secs(10);
-const RETRY_EVERY: Duration = Duration::from_secs(2);
+const DURATION_S: i32 = 10;
+const RENEW_EVERY: Duration = Duration::from_secs(3);
+const GIVE_UP_AFTER: Duration = Duration::from_secs(7);
+const RETRY_EVERY: Duration = Duration::from_secs(1);
 
 /// The Lease as one candidate sees it.
 pub struct Election {

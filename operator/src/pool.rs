@@ -24,7 +24,7 @@ use crate::context::{ApiError, Context};
 pub use apply::{Applied, AppliedMemory};
 pub use engine::{EngineError, Engines};
 pub use observed::{Answer, Applied as AppliedOnce, ChildSeen, DeploymentSeen, Observed, PodSeen, Trouble};
-pub use plan::{Plan, PodAction, Reasoned, Revision, Step, Verdict, plan, selects};
+pub use plan::{Plan, PodAction, Reasoned, Revision, Stage, Step, Verdict, plan, selects};
 pub use status::{Pace, status};
 
 /// Owner of the fields that this controller sets.

@@ -69,7 +69,7 @@ impl Limits {
         pods_asked_max: 16,
         engine_timeout: Duration::from_secs(3),
         report_bytes_max: 16 << 20,
-        pass_busy: Duration::from_secs(1),
+        pass_busy: Duration::from_millis(500),
         pass_failing: Duration::from_secs(4),
         retry_first: Duration::from_secs(1),
         retry_longest: Duration::from_secs(60),

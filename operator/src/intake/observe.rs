@@ -1,5 +1,6 @@
 //! The one reader of an adapter's world: the stores, its job, and what the pools saw.
 
+use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use lorafleet_crds::LoraAdapter;
@@ -47,5 +48,6 @@ pub fn observe(adapter: &LoraAdapter, context: &Context) -> Observed {
         Ok(gate) => context.intake_jobs.state(&uid, &gate.order.fingerprint),
         Err(_) => JobState::Idle,
     };
-    Observed { adapter: adapter.clone(), base, rivals, pools, job, source_caps }
+    let now_s = Timestamp::now().as_second();
+    Observed { adapter: adapter.clone(), base, rivals, pools, job, source_caps, now_s }
 }

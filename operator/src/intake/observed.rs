@@ -24,6 +24,9 @@ pub struct Observed {
     pub job: JobState<Outcome>,
     #[serde(default)]
     pub source_caps: Vec<String>,
+    /// Seconds since 1970.
+    #[serde(default)]
+    pub now_s: i64,
 }
 
 /// Another object that wants the same name.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use lorafleet_artifact::Reason;
 use lorafleet_crds::condition::{Cause, ConditionStatus, ConditionType, find};
@@ -46,22 +47,31 @@ pub fn plan(observed: &Observed, limits: &Limits) -> Plan {
     };
     let mut status = facts(observed, &gate, &standing);
     let rollout = rollout(observed, &standing, status.digest);
-    let Rollout { current, current_uri, candidate, served, pools, stated } = rollout;
+    let Rollout { current, current_uri, candidate, retiring, served, pools, stated } = rollout;
     status.current_revision = current;
     status.current_uri = current_uri;
     status.candidate_revision = candidate;
+    status.retiring = retiring;
     status.served = served;
     status.pools = pools;
     status.served_name = Some(adapter.served_name().to_owned());
-    let again_in_ms = match &standing {
+    let retry_ms = match &standing {
         Standing::Fault { again_in_ms, .. } if *again_in_ms > 0 => Some(*again_in_ms),
         _ => None,
     };
+    let retired_ms = status.retiring.as_ref().map(|old| milliseconds_until(&old.until, observed.now_s));
+    let again_in_ms = [retry_ms, retired_ms].into_iter().flatten().min();
     // A new leader says nothing of pods before their pools have looked: what the last one said stands until then.
     let unseen = observed.pools.iter().any(|pool| pool.selects && !pool.looked);
     let said_before = adapter.status.as_ref().is_some_and(|status| !status.conditions.is_empty());
     let status = (!(unseen && said_before)).then_some(status);
-    Plan { read, status, stated: state(&standing, stated), again_in_ms }
+    let stated = state(&standing, status.as_ref(), stated);
+    Plan { read, status, stated, again_in_ms }
+}
+
+fn milliseconds_until(time: &Time, now_s: i64) -> u64 {
+    let seconds = time.0.as_second().saturating_sub(now_s).max(1);
+    u64::try_from(seconds).unwrap_or_default().saturating_mul(1000)
 }
 
 fn standing(adapter: &LoraAdapter, gate: &Gate, job: &JobState<Outcome>, limits: &Limits) -> (Standing, Option<Order>) {
@@ -150,7 +160,7 @@ fn verified(adapter: &LoraAdapter, gate: &Gate, found: &Facts) -> LoraAdapterSta
 }
 
 /// The conditions in the order in which an adapter passes them.
-fn state(standing: &Standing, mut later: Vec<Stated>) -> Vec<Stated> {
+fn state(standing: &Standing, status: Option<&LoraAdapterStatus>, mut later: Vec<Stated>) -> Vec<Stated> {
     use ConditionStatus::{False, True, Unknown};
     use ConditionType::{Resolved, SourceAllowed, Verified};
     let waiting = |type_| Stated::new(type_, Unknown, Cause::Waiting, "");
@@ -172,10 +182,22 @@ fn state(standing: &Standing, mut later: Vec<Stated>) -> Vec<Stated> {
         Standing::Refused { reason, message, .. } => {
             vec![done(SourceAllowed), done(Resolved), Stated::new(Verified, False, reason, message.clone())]
         }
-        Standing::Verified => vec![done(SourceAllowed), done(Resolved), done(Verified)],
+        Standing::Verified => {
+            let (digest, what) = status.map(described).unwrap_or_default();
+            let said = |type_, message: String| Stated::new(type_, True, Cause::Succeeded, message);
+            vec![done(SourceAllowed), said(Resolved, digest), said(Verified, what)]
+        }
     };
     stated.append(&mut later);
     stated
+}
+
+/// The digest, and in a few words what it is.
+fn described(status: &LoraAdapterStatus) -> (String, String) {
+    let digest = status.digest.map(|digest| digest.to_string()).unwrap_or_default();
+    let (rank, bytes) = (status.rank.unwrap_or_default(), status.size_bytes.unwrap_or_default());
+    let modules = status.target_modules.join(", ");
+    (digest, format!("rank {rank} on {modules}; {bytes} bytes"))
 }
 
 impl Standing {
@@ -212,6 +234,9 @@ impl fmt::Display for Plan {
             |digest: &Option<lorafleet_artifact::Digest>| digest.map_or("none".to_owned(), |digest| digest.short());
         let (digest, current) = (short(&status.digest), short(&status.current_revision));
         writeln!(f, "digest {digest}, current {current}, candidate {}", short(&status.candidate_revision))?;
+        if let Some(retiring) = &status.retiring {
+            writeln!(f, "retiring {} until {}", retiring.digest.short(), retiring.until.0)?;
+        }
         if let Some(served) = &status.served {
             writeln!(f, "served {served}")?;
         }

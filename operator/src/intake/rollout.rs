@@ -1,8 +1,10 @@
 //! Which revision the served name means, and how far the pools are with it. Pure.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
 use lorafleet_artifact::{Digest, SourceUri};
 use lorafleet_crds::condition::{Cause, ConditionStatus, ConditionType};
-use lorafleet_crds::{LoraAdapter, PoolPlacement};
+use lorafleet_crds::{LoraAdapter, LoraAdapterStatus, PoolPlacement, RetiringRevision};
 
 use super::gate::allowing_entry;
 use super::observed::Observed;
@@ -12,12 +14,16 @@ use crate::conditions::Stated;
 /// Longest `status.served`, in characters, as the schema has it.
 const SERVED_CHARACTERS_MAX: usize = 256;
 
+/// Seconds for which a revision is still held after the name means another.
+const RETIRING_S: i64 = 15;
+
 /// Revisions, pools, and the conditions from `Placed` on.
 #[derive(Clone, Debug)]
 pub(super) struct Rollout {
     pub(super) current: Option<Digest>,
     pub(super) current_uri: Option<String>,
     pub(super) candidate: Option<Digest>,
+    pub(super) retiring: Option<RetiringRevision>,
     pub(super) served: Option<String>,
     pub(super) pools: Vec<PoolPlacement>,
     pub(super) stated: Vec<Stated>,
@@ -33,9 +39,11 @@ pub(super) fn rollout(observed: &Observed, standing: &Standing, digest: Option<D
     let obstacle = standing.obstacle().filter(|_| !outlives);
     let promoted = desired.filter(|desired| stays != Some(*desired) && held_everywhere(&pools, desired));
     let current = promoted.or(stays);
+    let retiring = retiring(observed, &status, promoted, current.is_some());
     let spec_uri = observed.adapter.spec.source.uri.trim_end_matches('/').to_owned();
     let current_uri = if promoted.is_some() || current == desired { Some(spec_uri) } else { status.current_uri };
     Rollout {
+        retiring,
         stated: state(observed, obstacle.as_ref(), desired, current, &pools),
         served: served(&pools, current.or(desired)),
         current_uri: current_uri.filter(|_| current.is_some()),
@@ -43,6 +51,22 @@ pub(super) fn rollout(observed: &Observed, standing: &Standing, digest: Option<D
         current,
         pools,
     }
+}
+
+/// What the name meant before stays a moment longer: gateways hear of the change a little later than pods.
+fn retiring(
+    observed: &Observed,
+    status: &LoraAdapterStatus,
+    promoted: Option<Digest>,
+    served: bool,
+) -> Option<RetiringRevision> {
+    // What was withdrawn goes at once.
+    let before = status.current_revision.filter(|_| served);
+    if let (Some(_), Some(digest), Some(uri)) = (promoted, before, &status.current_uri) {
+        let until = Timestamp::from_second(observed.now_s.saturating_add(RETIRING_S)).ok()?;
+        return Some(RetiringRevision { digest, uri: uri.clone(), until: Time(until) });
+    }
+    status.retiring.clone().filter(|old| served && old.until.0.as_second() > observed.now_s)
 }
 
 /// What the pools saw; of a pool that has not looked yet, what it saw before.
@@ -85,7 +109,8 @@ fn served(pools: &[PoolPlacement], digest: Option<Digest>) -> Option<String> {
         let ready = of_digest().filter(|placement| placement.ready).count();
         format!("{ready}/{} {}", of_digest().count(), pool.name)
     };
-    let text = pools.iter().map(of_pool).collect::<Vec<_>>().join(", ");
+    let with_pods = pools.iter().filter(|pool| !pool.placements.is_empty());
+    let text = with_pods.map(of_pool).collect::<Vec<_>>().join(", ");
     (!text.is_empty()).then(|| text.chars().take(SERVED_CHARACTERS_MAX).collect())
 }
 
@@ -198,7 +223,8 @@ fn ready(
     if with_pods().next().is_none() {
         return (not(&Cause::NoReadyPod.to_string(), "no pool has a pod that takes traffic".to_owned()), false);
     }
-    (Stated::new(ConditionType::Ready, ConditionStatus::True, Cause::Succeeded, ""), false)
+    let served = served(pools, desired).unwrap_or_default();
+    (Stated::new(ConditionType::Ready, ConditionStatus::True, Cause::Succeeded, format!("served by {served}")), false)
 }
 
 fn in_pool(pool: &PoolPlacement) -> String {

@@ -1,19 +1,25 @@
 //! The one door to engine pods: what do you hold, and hold this.
 
-use std::time::Duration;
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use lorafleet_crds::wire::{ErrorEnvelope, Placement, Report};
 
 use crate::build::ENGINE_PORT;
 use crate::settings::Limits;
 
-/// A client for all engine pods. Connections are kept.
-#[derive(Clone)]
+/// A client for all engine pods. Connections are kept, and for a moment what each pod last reported.
 pub struct Engines {
     http: reqwest::Client,
     report_bytes_max: usize,
     port: u16,
+    /// By uid of the pod.
+    reports: Mutex<HashMap<String, (Instant, Report)>>,
 }
+
+/// How long a report stands in for one that a busy pod did not give in time.
+const REPORT_STANDS: Duration = Duration::from_secs(15);
 
 /// Why a pod could not be asked or told.
 #[derive(Debug, thiserror::Error)]
@@ -44,14 +50,32 @@ impl Engines {
             .pool_idle_timeout(Duration::from_secs(30))
             .build()?;
         let port = u16::try_from(ENGINE_PORT).unwrap_or_default();
-        Ok(Self { http, report_bytes_max: limits.report_bytes_max, port })
+        Ok(Self { http, report_bytes_max: limits.report_bytes_max, port, reports: Mutex::default() })
     }
 
-    /// `GET /v1/lora_adapters`.
-    pub async fn report(&self, address: &str, key: &str) -> Result<Report, EngineError> {
+    /// `GET /v1/lora_adapters` of the pod with this uid. A pod that is too busy to answer in time has not forgotten what
+    /// it holds: its last report stands a little longer. One that refuses the connection has ended.
+    pub async fn report(&self, uid: &str, address: &str, key: &str) -> Result<Report, EngineError> {
         let request = self.http.get(self.url(address, "/v1/lora_adapters")).bearer_auth(key);
-        let body = self.answer(request).await?;
-        serde_json::from_slice(&body).map_err(|error| EngineError::Malformed(error.to_string()))
+        let answer = self.answer(request).await;
+        let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
+        match answer {
+            Ok(body) => {
+                let report: Report =
+                    serde_json::from_slice(&body).map_err(|error| EngineError::Malformed(error.to_string()))?;
+                reports.retain(|_, (at, _)| at.elapsed() < REPORT_STANDS);
+                reports.insert(uid.to_owned(), (Instant::now(), report.clone()));
+                Ok(report)
+            }
+            Err(error @ EngineError::Timeout(_)) => match reports.get(uid) {
+                Some((at, report)) if at.elapsed() < REPORT_STANDS => Ok(report.clone()),
+                _ => Err(error),
+            },
+            Err(error) => {
+                reports.remove(uid);
+                Err(error)
+            }
+        }
     }
 
     /// `PUT /v1/placement`.

@@ -79,7 +79,7 @@ async fn ask(pod: Arc<Pod>, context: &Context, keys: Option<&Keys>) -> PodSeen {
     let mut seen = pod_seen(&pod);
     let started = pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
     let (Some(address), Some(keys), true, false) = (&seen.address, keys, started, seen.deleting) else { return seen };
-    let answer = context.engines.report(address, &keys.admin).await;
+    let answer = context.engines.report(&pod.uid().unwrap_or_default(), address, &keys.admin).await;
     let word = if answer.is_ok() { "ok" } else { "error" };
     context.metrics.engine_requests.with_label_values(&["report", word]).inc();
     seen.answer = match (answer, &seen.trouble) {

@@ -19,7 +19,7 @@ use lorafleet_crds::{LoraAdapter, PoolPlacement};
 use super::observed::Observed;
 use crate::build::{self, Objects};
 
-pub use placement::{Revision, Verdict, selects};
+pub use placement::{Revision, Stage, Verdict, selects};
 pub(super) use steps::key;
 
 /// What is to be done, and why.

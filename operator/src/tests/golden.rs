@@ -8,6 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::build::Objects;
 use crate::settings::Limits;
 use crate::{intake, pool};
 
@@ -36,6 +37,26 @@ fn pool_plans() {
 #[test]
 fn intake_plans() {
     check("intake", |observed: intake::Observed| intake::plan(&observed, &Limits::DEFAULT).to_string());
+}
+
+#[test]
+fn objects() {
+    check("build", |observed: pool::Observed| {
+        let plan = pool::plan(&observed);
+        let Objects { config, engine_service, engine, gateway_account, gateway_binding, gateway_service, gateway } =
+            *plan.objects.unwrap();
+        [
+            serde_norway::to_string(&config),
+            serde_norway::to_string(&engine_service),
+            serde_norway::to_string(&engine),
+            serde_norway::to_string(&gateway_account),
+            serde_norway::to_string(&gateway_binding),
+            serde_norway::to_string(&gateway_service),
+            serde_norway::to_string(&gateway),
+        ]
+        .map(Result::unwrap)
+        .join("---\n")
+    });
 }
 
 fn check<T: DeserializeOwned>(folder: &str, transcript: impl Fn(T) -> String) {

@@ -224,7 +224,15 @@ impl World {
         let seen = self.sightings.as_ref().and_then(|seen| seen.get(&uid)).cloned();
         let pools = vec![PoolSeen { name: "chat".to_owned(), selects: true, looked: self.sightings.is_some(), seen }];
         let base = Some(self.base.clone());
-        let observed = intake::Observed { adapter: adapter.clone(), base, rivals, pools, job, source_caps: Vec::new() };
+        let observed = intake::Observed {
+            adapter: adapter.clone(),
+            base,
+            rivals,
+            pools,
+            job,
+            source_caps: Vec::new(),
+            now_s: self.now_s,
+        };
         let plan = intake::plan(&observed, &Limits::DEFAULT);
         if let Some(order) = &plan.read {
             self.jobs.insert(uid, (order.fingerprint.clone(), JobState::Running));
@@ -427,7 +435,8 @@ impl World {
             for adapter in &placement.adapters {
                 let object = observed.adapters.iter().find(|object| object.name_any() == adapter.name).unwrap();
                 let status = object.status.as_ref().unwrap();
-                let known = [status.current_revision, status.candidate_revision];
+                let retiring = status.retiring.as_ref().map(|old| old.digest);
+                let known = [status.current_revision, status.candidate_revision, retiring];
                 assert!(known.contains(&Some(adapter.digest)), "a digest that nobody verified");
             }
         }
@@ -437,7 +446,7 @@ impl World {
     fn settle(&mut self) {
         self.store_down = false;
         for _ in 0..30 {
-            self.now_s += 1;
+            self.now_s += 10;
             self.pool_pass(None);
             (0..self.pods.len()).for_each(|index| self.arrives(index, usize::MAX));
             for name in self.adapters.keys().cloned().collect::<Vec<_>>() {

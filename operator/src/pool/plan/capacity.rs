@@ -6,9 +6,13 @@ use super::super::observed::Observed;
 use super::Reasoned;
 use super::placement::Revision;
 
+/// Adapter versions that one engine takes.
+const ADAPTERS_MAX: usize = 10_000;
+
 /// What is left on the smallest pod. `None` is not known yet, and so no limit: the engine itself refuses what is too much.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Room {
+    adapters_left: usize,
     rank_max: Option<u32>,
     host: Option<Tank>,
     disk: Option<Tank>,
@@ -38,6 +42,7 @@ impl Room {
         let host = budgets().map(|budget| budget.host_bytes_total).filter(|total| *total > 0).min();
         let disk = budgets().map(|budget| budget.disk_bytes_total).filter(|total| *total > 0).min();
         Self {
+            adapters_left: ADAPTERS_MAX,
             rank_max: capacity.max_rank,
             host: host.or(capacity.host_cache_bytes).map(Tank::of),
             disk: disk.or(capacity.disk_cache_bytes).map(Tank::of),
@@ -52,6 +57,10 @@ impl Room {
             let message = format!("its rank is {rank}, the pool's capacity.maxRank is {limit}");
             return Err(Reasoned::new(Cause::CapacityExceeded, message));
         }
+        if self.adapters_left == 0 {
+            let message = format!("the pool holds {ADAPTERS_MAX} adapter versions, more than an engine takes");
+            return Err(Reasoned::new(Cause::CapacityExceeded, message));
+        }
         let bytes = revision.bytes;
         let tanks = [
             ("memory (capacity.hostCacheBytes)", self.host, revision.in_host_memory()),
@@ -63,6 +72,7 @@ impl Room {
                 return Err(Reasoned::new(Cause::CapacityExceeded, message));
             }
         }
+        self.adapters_left = self.adapters_left.saturating_sub(1);
         if revision.in_host_memory()
             && let Some(tank) = &mut self.host
         {

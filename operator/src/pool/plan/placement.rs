@@ -28,8 +28,30 @@ pub struct Revision {
     /// Known for what the spec asks for; what was verified before may have had another.
     pub rank: Option<u32>,
     pub bytes: u64,
-    /// The served name means this one.
-    pub current: bool,
+    pub stage: Stage,
+}
+
+/// Where a version stands in its life. In the order in which room is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// The served name means it.
+    Current,
+    /// The served name meant it a moment ago.
+    Retiring,
+    /// The served name will mean it.
+    Candidate,
+}
+
+impl Stage {
+    const ALL: [Self; 3] = [Self::Current, Self::Retiring, Self::Candidate];
+
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Current => "current",
+            Self::Retiring => "retiring",
+            Self::Candidate => "candidate",
+        }
+    }
 }
 
 impl Revision {
@@ -52,10 +74,7 @@ impl fmt::Display for Verdict {
         match self {
             Self::NotVerified => f.write_str("not verified"),
             Self::Placed { revisions, refused } => {
-                let word = |revision: &Revision| {
-                    let role = if revision.current { "current" } else { "candidate" };
-                    format!("{role} {}", revision.digest.short())
-                };
+                let word = |revision: &Revision| format!("{} {}", revision.stage.word(), revision.digest.short());
                 let placed: Vec<String> = revisions.iter().map(word).collect();
                 write!(f, "place [{}]", placed.join(", "))?;
                 refused.as_ref().map_or(Ok(()), |why| write!(f, ", refuse ({why})"))
@@ -71,9 +90,9 @@ pub(super) fn verdicts(observed: &Observed) -> Vec<(&LoraAdapter, Verdict)> {
     let mut room = Room::of(observed);
     let mut placed: Vec<Vec<Revision>> = selected.iter().map(|_| Vec::new()).collect();
     let mut refused: Vec<Option<Reasoned>> = selected.iter().map(|_| None).collect();
-    for current in [true, false] {
+    for stage in Stage::ALL {
         for ((adapter, placed), refused) in selected.iter().zip(&mut placed).zip(&mut refused) {
-            let Some(revision) = revision(adapter, current) else { continue };
+            let Some(revision) = revision(adapter, stage) else { continue };
             match room.take(&revision) {
                 Ok(()) => placed.push(revision),
                 Err(why) => *refused = Some(why),
@@ -99,7 +118,7 @@ pub(super) fn wanted(verdicts: &[(&LoraAdapter, Verdict)]) -> Wanted {
     for (_, verdict) in verdicts {
         let Verdict::Placed { revisions, .. } = verdict else { continue };
         for revision in revisions {
-            if revision.current {
+            if revision.stage == Stage::Current {
                 wanted.aliases.insert(revision.name.clone(), revision.digest);
             }
             wanted.adapters.push(PlacedAdapter {
@@ -118,16 +137,22 @@ pub(super) fn wanted(verdicts: &[(&LoraAdapter, Verdict)]) -> Wanted {
     wanted
 }
 
-/// The current revision, or the one on its way to be current.
-fn revision(adapter: &LoraAdapter, current: bool) -> Option<Revision> {
+/// The adapter's version at this stage, if it has one.
+fn revision(adapter: &LoraAdapter, stage: Stage) -> Option<Revision> {
     let status = adapter.status.as_ref()?;
     if adapter.metadata.deletion_timestamp.is_some() {
         return None;
     }
     let spec_uri = &adapter.spec.source.uri;
-    let (digest, uri) = match current {
-        true => (status.current_revision?, status.current_uri.as_ref().unwrap_or(spec_uri)),
-        false => (status.candidate_revision.filter(|candidate| status.current_revision != Some(*candidate))?, spec_uri),
+    let (current, candidate) = (status.current_revision, status.candidate_revision);
+    let (digest, uri) = match stage {
+        Stage::Current => (current?, status.current_uri.as_ref().unwrap_or(spec_uri)),
+        Stage::Candidate => (candidate.filter(|candidate| current != Some(*candidate))?, spec_uri),
+        Stage::Retiring => {
+            let retiring = status.retiring.as_ref();
+            let retiring = retiring.filter(|old| Some(old.digest) != current && Some(old.digest) != candidate)?;
+            (retiring.digest, &retiring.uri)
+        }
     };
     let of_spec = status.digest == Some(digest);
     Some(Revision {
@@ -142,7 +167,7 @@ fn revision(adapter: &LoraAdapter, current: bool) -> Option<Revision> {
         },
         rank: status.rank.filter(|_| of_spec),
         bytes: status.size_bytes.unwrap_or_default(),
-        current,
+        stage,
     })
 }
 

@@ -8,12 +8,12 @@ use lorafleet_crds::{Mode, PlacementError, PlacementStatus, PoolPlacement};
 
 use super::super::observed::{Answer, Observed, PodSeen};
 use super::Reasoned;
-use super::placement::{Revision, Verdict};
+use super::placement::{Revision, Stage, Verdict};
 
 /// Longest message of one placement, in characters, as the schema has it.
 const MESSAGE_CHARACTERS_MAX: usize = 512;
 /// Most placements of one adapter in one pool, as the schema has it.
-const PLACEMENTS_MAX: usize = 2048;
+const PLACEMENTS_MAX: usize = 4096;
 
 pub(super) fn seen(observed: &Observed, verdict: &Verdict) -> PoolPlacement {
     let name = observed.pool.name_any();
@@ -21,10 +21,8 @@ pub(super) fn seen(observed: &Observed, verdict: &Verdict) -> PoolPlacement {
         return said(name, Reasoned::new(Cause::Waiting, "nothing of it is verified"), Vec::new(), Vec::new());
     };
     let pods = || observed.pods.iter().filter(|pod| !pod.deleting);
-    let placements: Vec<PlacementStatus> = pods()
-        .flat_map(|pod| revisions.iter().map(move |revision| placement(pod, revision)))
-        .take(PLACEMENTS_MAX)
-        .collect();
+    let mut placements: Vec<PlacementStatus> =
+        pods().flat_map(|pod| revisions.iter().map(move |revision| placement(pod, revision))).collect();
     let held =
         revisions.iter().map(|revision| revision.digest).filter(|digest| held_by_all(observed, &placements, digest));
     let held: Vec<Digest> = held.collect();
@@ -32,6 +30,7 @@ pub(super) fn seen(observed: &Observed, verdict: &Verdict) -> PoolPlacement {
         Some(why) => why.clone(),
         None => reason(observed, revisions, &placements),
     };
+    placements.truncate(PLACEMENTS_MAX);
     said(name, reason, held, placements)
 }
 
@@ -79,7 +78,8 @@ fn held_by_all(observed: &Observed, placements: &[PlacementStatus], digest: &Dig
 
 /// The newest revision's state in one word: the worst that any pod says.
 fn reason(observed: &Observed, revisions: &[Revision], placements: &[PlacementStatus]) -> Reasoned {
-    let Some(newest) = revisions.last().map(|revision| revision.digest) else {
+    let newest = revisions.iter().rfind(|revision| revision.stage != Stage::Retiring);
+    let Some(newest) = newest.map(|revision| revision.digest) else {
         return Reasoned::new(Cause::Waiting, "");
     };
     let of_newest = || placements.iter().filter(|placement| placement.digest == newest);
