@@ -98,6 +98,8 @@ pub enum Cause {
     ApplyFailed,
     /// A pod could not be asked.
     PodUnreachable,
+    /// A pod answered, and did not take what it was told.
+    PlacementRefused,
 }
 
 impl fmt::Display for Cause {

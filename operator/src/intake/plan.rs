@@ -214,9 +214,14 @@ impl Standing {
         }
     }
 
-    /// Whether the source holds other bytes than those that are pinned.
-    pub(super) fn source_changed(&self) -> bool {
-        matches!(self, Self::Refused { reason, .. } if reason == Reason::SourceChanged.as_str())
+    /// Whether it says nothing against the pinned revision that is served: the source holds other bytes by now, or is
+    /// being read again.
+    pub(super) fn leaves_pinned(&self) -> bool {
+        match self {
+            Self::Reading | Self::Fault { .. } => true,
+            Self::Refused { reason, .. } => reason == Reason::SourceChanged.as_str(),
+            Self::Barred(_) | Self::Verified => false,
+        }
     }
 }
 

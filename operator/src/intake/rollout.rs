@@ -33,8 +33,8 @@ pub(super) fn rollout(observed: &Observed, standing: &Standing, digest: Option<D
     let status = observed.adapter.status.clone().unwrap_or_default();
     let pools = pools(observed);
     let stays = status.current_revision.filter(|_| !withdrawn(observed, standing));
-    // What is served goes on being served when its source changed under it; what is not, does not begin to be.
-    let outlives = standing.source_changed() && stays.is_some() && stays == digest;
+    // What is served goes on being served when its source changed or is read again; what is not, does not begin to be.
+    let outlives = standing.leaves_pinned() && stays.is_some() && stays == digest;
     let desired = digest.filter(|_| *standing == Standing::Verified || outlives);
     let obstacle = standing.obstacle().filter(|_| !outlives);
     let promoted = desired.filter(|desired| stays != Some(*desired) && held_everywhere(&pools, desired));

@@ -1,10 +1,14 @@
 //! What is known of a base and what is to be read: a pure function.
 
+use std::fmt;
+
 use kube::ResourceExt;
 use lorafleet_artifact::{BaseShape, Digest, HALF_BYTES, Reason, SourceUri};
 use lorafleet_crds::condition::{Cause, ConditionStatus, ConditionType, find};
 use lorafleet_crds::names::RESOLVE_AT_ANNOTATION;
 use lorafleet_crds::{BaseModel, BaseModelStatus, SourceFile, SourcePin, WeightFormat};
+
+use serde::Deserialize;
 
 use crate::conditions::Stated;
 use crate::hash::short_hash;
@@ -13,22 +17,26 @@ use crate::settings::Limits;
 use crate::source::{Closed, Door, cause, readable, stalls};
 
 /// Everything that a plan rests on.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Observed {
     pub base: BaseModel,
     pub job: JobState<Outcome>,
+    #[serde(default)]
     pub source_caps: Vec<String>,
 }
 
 /// How a read ended for good.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum Outcome {
     Read(Box<Facts>),
     Refused { reason: String, message: String },
 }
 
 /// What a read found.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Facts {
     pub digest: Digest,
     pub shape: BaseShape,
@@ -180,4 +188,21 @@ fn stated(standing: &Standing, status: &BaseModelStatus) -> Vec<Stated> {
         said(ConditionType::Reconciling, flag(!done && !stalled)),
         said(ConditionType::Stalled, flag(stalled)),
     ]
+}
+
+/// The transcript that tests and people read.
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(order) = &self.read {
+            let expected = order.expected.map(|(digest, otherwise)| format!(", {} or {otherwise}", digest.short()));
+            writeln!(f, "read {}{}", order.uri, expected.unwrap_or_default())?;
+        }
+        if let Some(wait_ms) = self.again_in_ms {
+            writeln!(f, "again in {wait_ms} ms")?;
+        }
+        let digest = self.status.digest.map_or("none".to_owned(), |digest| digest.short());
+        let resolved = self.status.resolved_for.is_some();
+        writeln!(f, "digest {digest}, {}", if resolved { "judged" } else { "not judged" })?;
+        self.stated.iter().try_for_each(|stated| writeln!(f, "{stated}"))
+    }
 }

@@ -9,20 +9,22 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Resource, ResourceExt};
 use lorafleet_crds::ServingPool;
+use lorafleet_crds::condition::Cause;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::MANAGER;
+use super::engine::EngineError;
 use super::observe::Seen;
 use super::observed::{Applied as AppliedOnce, PodSeen};
-use super::plan::{Plan, PodAction, PodStep, Step, key};
+use super::plan::{Plan, PodAction, PodStep, Reasoned, Step, key};
 use crate::build::{Keys, Objects, keys_secret};
 use crate::context::{ApiError, Context};
 
 /// What came of a plan: pods that could not be told, and why.
 #[derive(Debug, Default)]
 pub struct Applied {
-    pub untold: Vec<(String, String)>,
+    pub untold: Vec<(String, Reasoned)>,
 }
 
 pub async fn apply(pool: &ServingPool, seen: &Seen, plan: &Plan, context: &Context) -> Result<Applied, ApiError> {
@@ -84,7 +86,7 @@ where
 }
 
 /// Tells each pod that shall be told; returns those that did not take it.
-async fn tell_pods(seen: &Seen, plan: &Plan, context: &Context) -> Vec<(String, String)> {
+async fn tell_pods(seen: &Seen, plan: &Plan, context: &Context) -> Vec<(String, Reasoned)> {
     let Some(keys) = &seen.keys else { return Vec::new() };
     let tellings: Vec<_> = plan.pods.iter().map(|step| tell(step, &seen.observed.pods, keys, context)).collect();
     futures::stream::iter(tellings)
@@ -94,14 +96,20 @@ async fn tell_pods(seen: &Seen, plan: &Plan, context: &Context) -> Vec<(String, 
         .await
 }
 
-async fn tell(step: &PodStep, pods: &[PodSeen], keys: &Keys, context: &Context) -> Option<(String, String)> {
+async fn tell(step: &PodStep, pods: &[PodSeen], keys: &Keys, context: &Context) -> Option<(String, Reasoned)> {
     let PodAction::Put { placement, why } = &step.action else { return None };
     let address = pods.iter().find(|pod| pod.name == step.pod)?.address.as_ref()?;
     tracing::info!(pod = %step.pod, generation = placement.generation, %why, "placing");
     let told = context.engines.place(address, &keys.admin, placement).await;
     let word = if told.is_ok() { "ok" } else { "error" };
     context.metrics.engine_requests.with_label_values(&["placement", word]).inc();
-    told.err().map(|error| (step.pod.clone(), error.to_string()))
+    told.err().map(|error| {
+        let cause = match error {
+            EngineError::Refused { .. } => Cause::PlacementRefused,
+            _ => Cause::PodUnreachable,
+        };
+        (step.pod.clone(), Reasoned::new(cause, error.to_string()))
+    })
 }
 
 /// What was written and read before. Losing it costs one write without effect per object, and nothing else.

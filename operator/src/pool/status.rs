@@ -106,8 +106,8 @@ fn placed(plan: &Plan, applied: &Applied) -> Result<String, Reasoned> {
     if let Some(blocked) = &plan.blocked {
         return Err(blocked.clone());
     }
-    if let Some((pod, message)) = applied.untold.first() {
-        return Err(Reasoned::new(Cause::PodUnreachable, format!("pod {pod} did not take its placement: {message}")));
+    if let Some((pod, why)) = applied.untold.first() {
+        return Err(Reasoned::new(why.cause, format!("pod {pod} did not take its placement: {}", why.message)));
     }
     for step in &plan.pods {
         match &step.action {

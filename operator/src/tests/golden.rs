@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::build::Objects;
 use crate::settings::Limits;
-use crate::{intake, pool};
+use crate::{intake, model, pool};
 
 fn now() -> Timestamp {
     Timestamp::from_second(1_900_000_000).unwrap()
@@ -37,6 +37,11 @@ fn pool_plans() {
 #[test]
 fn intake_plans() {
     check("intake", |observed: intake::Observed| intake::plan(&observed, &Limits::DEFAULT).to_string());
+}
+
+#[test]
+fn model_plans() {
+    check("model", |observed: model::Observed| model::plan(&observed, &Limits::DEFAULT).to_string());
 }
 
 #[test]

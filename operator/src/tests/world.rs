@@ -1,0 +1,442 @@
+//! The simulated outer world, and passes of the real plans over it.
+
+use std::collections::{BTreeMap, HashMap};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use lorafleet_artifact::Digest;
+use lorafleet_crds::wire::{AdapterReport, AdapterState, BaseReport, Budgets, Load, Placement, Report, Role, Tier};
+use lorafleet_crds::{BaseModel, LoraAdapter, PoolPlacement, ServingPool, SourceFile};
+use proptest::prelude::*;
+use serde_json::json;
+
+use crate::build::Defaults;
+use crate::conditions::conditions;
+use crate::intake::{self, Facts, Outcome, PoolSeen, Rival};
+use crate::job::{Fault, FaultKind, JobState};
+use crate::pool::{self, Answer, AppliedOnce, ChildSeen, DeploymentSeen, PodAction, PodSeen, Step};
+use crate::settings::Limits;
+
+const BASE: Digest = Digest::from_bytes([0x55; 32]);
+
+/// What lies at the source of an adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    Good(u8),
+    Bad(u8),
+}
+
+impl Content {
+    pub(super) fn digest(self) -> Digest {
+        match self {
+            Self::Good(byte) | Self::Bad(byte) => Digest::from_bytes([byte; 32]),
+        }
+    }
+
+    fn files(self) -> Vec<SourceFile> {
+        let version = Some(format!("{self:?}"));
+        vec![SourceFile { name: "adapter_model.safetensors".to_owned(), size_bytes: 10, version }]
+    }
+}
+
+pub(super) struct Pod {
+    pub(super) boot: u32,
+    pub(super) placement: Option<Placement>,
+    /// Versions that have arrived.
+    pub(super) loaded: Vec<(String, Digest)>,
+    pub(super) up: bool,
+}
+
+/// The outer world, and what the operator holds in memory.
+pub(super) struct World {
+    pub(super) now_s: i64,
+    pub(super) base: BaseModel,
+    pub(super) pool: ServingPool,
+    pub(super) adapters: BTreeMap<String, LoraAdapter>,
+    pub(super) contents: BTreeMap<String, Content>,
+    pub(super) pods: Vec<Pod>,
+    pub(super) keys: bool,
+    pub(super) children: BTreeMap<String, u64>,
+    pub(super) store_down: bool,
+    pub(super) made: u32,
+    // Lost when the operator dies.
+    pub(super) applied: BTreeMap<String, AppliedOnce>,
+    pub(super) sightings: Option<HashMap<String, PoolPlacement>>,
+    pub(super) jobs: HashMap<String, (String, JobState<Outcome>)>,
+    /// Writes of any kind.
+    pub(super) writes: u32,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Event {
+    Intake(u8),
+    /// A pass that dies after so many writes.
+    Pool(Option<u8>),
+    JobEnds(u8),
+    Arrives(u8),
+    EngineRestarts(u8),
+    EngineDown(u8),
+    OperatorDies,
+    Replace(u8, bool),
+    ResolveAgain(u8),
+    Delete(u8),
+    Create(u8),
+    Store(bool),
+    MaxRank(u8),
+}
+
+pub(super) fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        6 => any::<u8>().prop_map(Event::Intake),
+        6 => prop::option::of(0..4_u8).prop_map(Event::Pool),
+        4 => any::<u8>().prop_map(Event::JobEnds),
+        4 => any::<u8>().prop_map(Event::Arrives),
+        1 => any::<u8>().prop_map(Event::EngineRestarts),
+        1 => any::<u8>().prop_map(Event::EngineDown),
+        1 => Just(Event::OperatorDies),
+        2 => (any::<u8>(), any::<bool>()).prop_map(|(adapter, good)| Event::Replace(adapter, good)),
+        2 => any::<u8>().prop_map(Event::ResolveAgain),
+        1 => any::<u8>().prop_map(Event::Delete),
+        1 => any::<u8>().prop_map(Event::Create),
+        1 => any::<bool>().prop_map(Event::Store),
+        1 => (4..12_u8).prop_map(Event::MaxRank),
+    ]
+}
+
+fn from<T: serde::de::DeserializeOwned>(value: serde_json::Value) -> T {
+    serde_json::from_value(value).unwrap()
+}
+
+impl World {
+    pub(super) fn new() -> Self {
+        let base = from(json!({
+            "metadata": { "name": "base", "namespace": "demo", "uid": "base" },
+            "spec": {
+                "source": { "uri": "s3://models/base" },
+                "adapterPolicy": { "allowedSources": [{ "prefix": "s3://adapters" }], "maxRank": 8 },
+            },
+            "status": {
+                "digest": BASE, "architecture": "llama", "parameters": 1, "layers": 2, "hiddenSize": 64,
+                "feedForwardSize": 128, "attentionHeads": 4, "keyValueHeads": 2, "headSize": 16,
+                "vocabularySize": 258, "tiedEmbeddings": false,
+            },
+        }));
+        let pool = from(json!({
+            "metadata": { "name": "chat", "namespace": "demo", "uid": "pool", "generation": 1 },
+            "spec": { "baseModelRef": { "name": "base" }, "replicas": 2 },
+        }));
+        let pod = || Pod { boot: 1, placement: None, loaded: Vec::new(), up: true };
+        let mut world = Self {
+            now_s: 1_900_000_000,
+            base,
+            pool,
+            adapters: BTreeMap::new(),
+            contents: BTreeMap::new(),
+            pods: vec![pod(), pod()],
+            keys: false,
+            children: BTreeMap::new(),
+            store_down: false,
+            made: 0,
+            applied: BTreeMap::new(),
+            sightings: None,
+            jobs: HashMap::new(),
+            writes: 0,
+        };
+        (0..3).for_each(|index| world.create(index));
+        world
+    }
+
+    fn create(&mut self, index: u8) {
+        let name = format!("a{}", index % 4);
+        if self.adapters.contains_key(&name) {
+            return;
+        }
+        self.made += 1;
+        let mut adapter: LoraAdapter = from(json!({
+            "metadata": { "name": name, "namespace": "demo", "uid": format!("{name}-{}", self.made), "generation": 1 },
+            "spec": { "baseModelRef": { "name": "base" }, "source": { "uri": format!("s3://adapters/{name}") } },
+        }));
+        adapter.metadata.creation_timestamp = Some(Time(Timestamp::from_second(self.now_s).unwrap()));
+        self.contents.entry(name.clone()).or_insert(Content::Good(self.made as u8));
+        self.adapters.insert(name, adapter);
+    }
+
+    fn pick(&self, index: u8) -> Option<String> {
+        let count = self.adapters.len();
+        (count > 0).then(|| self.adapters.keys().nth(usize::from(index) % count).cloned()).flatten()
+    }
+
+    pub(super) fn happen(&mut self, event: &Event) {
+        self.now_s += 1;
+        match event {
+            Event::Intake(index) => self.pick(*index).into_iter().for_each(|name| self.intake(&name)),
+            Event::Pool(dies_after) => self.pool_pass(*dies_after),
+            Event::JobEnds(index) => self.pick(*index).into_iter().for_each(|name| self.job_ends(&name)),
+            Event::Arrives(index) => self.arrives(usize::from(*index) % self.pods.len(), 1),
+            Event::EngineRestarts(index) => {
+                let count = self.pods.len();
+                let pod = &mut self.pods[usize::from(*index) % count];
+                *pod = Pod { boot: pod.boot + 1, placement: None, loaded: Vec::new(), up: true };
+            }
+            Event::EngineDown(index) => {
+                let count = self.pods.len();
+                self.pods[usize::from(*index) % count].up = false;
+            }
+            Event::OperatorDies => {
+                self.applied.clear();
+                self.sightings = None;
+                self.jobs.clear();
+            }
+            Event::Replace(index, good) => {
+                self.made += 1;
+                let byte = self.made as u8;
+                let content = if *good { Content::Good(byte) } else { Content::Bad(byte) };
+                if let Some(name) = self.pick(*index) {
+                    self.contents.insert(name, content);
+                }
+            }
+            Event::ResolveAgain(index) => {
+                let at = self.now_s.to_string();
+                if let Some(adapter) = self.pick(*index).and_then(|name| self.adapters.get_mut(&name)) {
+                    adapter.annotations_mut().insert("lorafleet.dev/resolve-at".to_owned(), at);
+                }
+            }
+            Event::Delete(index) => self.pick(*index).into_iter().for_each(|name| drop(self.adapters.remove(&name))),
+            Event::Create(index) => self.create(*index),
+            Event::Store(down) => self.store_down = *down,
+            Event::MaxRank(rank) => self.base.spec.adapter_policy.max_rank = Some(u32::from(*rank)),
+        }
+    }
+
+    pub(super) fn intake(&mut self, name: &str) {
+        let adapter = self.adapters[name].clone();
+        let uid = adapter.uid().unwrap();
+        let rivals: Vec<Rival> = Vec::new();
+        let gate = intake::gate(&adapter, Some(&self.base), &rivals, &[]);
+        let fingerprint = gate.map(|gate| gate.order.fingerprint).unwrap_or_default();
+        let job = match self.jobs.get(&uid) {
+            Some((known, state)) if *known == fingerprint => state.clone(),
+            _ => JobState::Idle,
+        };
+        let seen = self.sightings.as_ref().and_then(|seen| seen.get(&uid)).cloned();
+        let pools = vec![PoolSeen { name: "chat".to_owned(), selects: true, looked: self.sightings.is_some(), seen }];
+        let base = Some(self.base.clone());
+        let observed = intake::Observed {
+            adapter: adapter.clone(),
+            base,
+            rivals,
+            pools,
+            job,
+            source_caps: Vec::new(),
+            now_s: self.now_s,
+        };
+        let plan = intake::plan(&observed, &Limits::DEFAULT);
+        if let Some(order) = &plan.read {
+            self.jobs.insert(uid, (order.fingerprint.clone(), JobState::Running));
+        }
+        let Some(mut status) = plan.status else { return };
+        let old = adapter.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
+        status.observed_generation = Some(1);
+        status.conditions = conditions(&old, &plan.stated, Some(1), Timestamp::from_second(self.now_s).unwrap());
+        if adapter.status.as_ref() != Some(&status) {
+            self.writes += 1;
+            self.adapters.get_mut(name).unwrap().status = Some(status);
+        }
+    }
+
+    /// The read of one adapter ends as its content says.
+    pub(super) fn job_ends(&mut self, name: &str) {
+        let adapter = &self.adapters[name];
+        let Ok(gate) = intake::gate(adapter, Some(&self.base), &[], &[]) else { return };
+        let (order, content) = (gate.order, self.contents[name]);
+        let Some((_, state)) = self
+            .jobs
+            .get_mut(&adapter.uid().unwrap())
+            .filter(|(known, state)| *known == order.fingerprint && *state == JobState::Running)
+        else {
+            return;
+        };
+        let rank = 8;
+        let same_files = content.files() == order.pinned_files;
+        let refused = |reason: &str| {
+            JobState::Done(Outcome::Refused { reason: reason.to_owned(), message: String::new(), same_files })
+        };
+        *state = if self.store_down {
+            let fault = Fault { kind: FaultKind::Unavailable, message: "down".to_owned() };
+            JobState::Failed { fault, attempts: 1, age_ms: 100_000 }
+        } else if matches!(content, Content::Bad(_)) {
+            refused("Malformed")
+        } else if order.policy.max_rank.is_some_and(|limit| rank > limit) {
+            refused("RankTooHigh")
+        } else if order.claims.digest.is_some_and(|claimed| claimed != content.digest()) {
+            refused("SourceChanged")
+        } else {
+            JobState::Done(Outcome::Verified(Box::new(Facts {
+                digest: content.digest(),
+                rank,
+                ranks: BTreeMap::from([("q_proj".to_owned(), rank)]),
+                alpha: 16.0,
+                size_bytes: 10,
+                files: content.files(),
+            })))
+        };
+    }
+
+    fn report(&self, index: usize) -> Report {
+        let pod = &self.pods[index];
+        let wanted = pod.placement.iter().flat_map(|placement| &placement.adapters);
+        let adapters = wanted.map(|adapter| {
+            let there = pod.loaded.contains(&(adapter.name.clone(), adapter.digest));
+            AdapterReport {
+                name: adapter.name.clone(),
+                namespace: adapter.namespace.clone(),
+                digest: adapter.digest,
+                state: if there { AdapterState::Ready } else { AdapterState::Loading },
+                tier: if there { Tier::Host } else { Tier::Source },
+                pinned: true,
+                rank: 8,
+                bytes: 10,
+                leases: 0,
+                waiting: 0,
+                idle_ms: None,
+                loads: 0,
+                evictions: 0,
+                last_error: None,
+            }
+        });
+        let adapters: Vec<AdapterReport> = adapters.collect();
+        Report {
+            boot_id: format!("boot-{}", pod.boot),
+            generation: pod.placement.as_ref().map_or(0, |placement| placement.generation),
+            revision: pod.placement.as_ref().map(|placement| placement.revision.clone()).unwrap_or_default(),
+            ready: self.ready(index),
+            draining: false,
+            base: BaseReport { name: "base".to_owned(), digest: BASE, max_model_tokens: 100 },
+            role: Role::Shared,
+            budgets: Budgets::default(),
+            load: Load::default(),
+            adapters,
+            aliases: pod.placement.as_ref().map(|placement| placement.aliases.clone()).unwrap_or_default(),
+        }
+    }
+
+    /// As `/readyz` has it: told something, and all of it there.
+    fn ready(&self, index: usize) -> bool {
+        let pod = &self.pods[index];
+        let there = |placement: &Placement| {
+            placement.adapters.iter().all(|adapter| pod.loaded.contains(&(adapter.name.clone(), adapter.digest)))
+        };
+        pod.up && pod.placement.as_ref().is_some_and(there)
+    }
+
+    pub(super) fn arrives(&mut self, index: usize, most: usize) {
+        let pod = &mut self.pods[index];
+        pod.up = true;
+        let Some(placement) = &pod.placement else { return };
+        let wanted: Vec<_> = placement.adapters.iter().map(|adapter| (adapter.name.clone(), adapter.digest)).collect();
+        pod.loaded.retain(|loaded| wanted.contains(loaded));
+        let missing: Vec<_> = wanted.into_iter().filter(|wanted| !pod.loaded.contains(wanted)).take(most).collect();
+        pod.loaded.extend(missing);
+    }
+
+    pub(super) fn observe_pool(&self) -> pool::Observed {
+        let pod = |index: usize| PodSeen {
+            name: format!("p{index}"),
+            ready: self.ready(index),
+            deleting: false,
+            trouble: None,
+            address: Some("10.0.0.1".to_owned()),
+            answer: match self.pods[index].up {
+                true => Answer::Report(Box::new(self.report(index))),
+                false => Answer::Unreachable("down".to_owned()),
+            },
+        };
+        let child = |(key, version): (&String, &u64)| {
+            let applied = self.applied.get(key).cloned();
+            (key.clone(), ChildSeen { resource_version: version.to_string(), applied })
+        };
+        let ready = (0..self.pods.len()).filter(|index| self.ready(*index)).count() as u32;
+        pool::Observed {
+            pool: self.pool.clone(),
+            base: Some(self.base.clone()),
+            adapters: self.adapters.values().cloned().collect(),
+            pods: (0..self.pods.len()).map(pod).collect(),
+            children: self.children.iter().map(child).collect(),
+            keys_exist: self.keys,
+            engine: DeploymentSeen { observed: true, updated: 2, ready },
+            gateway: DeploymentSeen { observed: true, updated: 1, ready: 1 },
+            defaults: Defaults {
+                engine_image: "engine".to_owned(),
+                gateway_image: "gateway".to_owned(),
+                image_pull_policy: "IfNotPresent".to_owned(),
+                gateway_cluster_role: "role".to_owned(),
+            },
+        }
+    }
+
+    /// One pass, in the order in which it is applied. It may die after any number of its writes.
+    pub(super) fn pool_pass(&mut self, dies_after: Option<u8>) {
+        let observed = self.observe_pool();
+        let plan = pool::plan(&observed);
+        self.check_placements(&observed, &plan);
+        let mut left = dies_after.map_or(u32::MAX, u32::from);
+        let mut write = |writes: &mut u32| {
+            let alive = left > 0;
+            left = left.saturating_sub(1);
+            *writes += u32::from(alive);
+            alive
+        };
+        if plan.make_keys {
+            if !write(&mut self.writes) {
+                return;
+            }
+            self.keys = true;
+        }
+        for (key, step) in &plan.steps {
+            let Step::Apply { hash, .. } = step else { continue };
+            if !write(&mut self.writes) {
+                return;
+            }
+            // Applying what is there already changes no version.
+            let version = *self.children.entry(key.clone()).or_insert(1);
+            let applied = AppliedOnce { hash: hash.clone(), resource_version: version.to_string() };
+            self.applied.insert(key.clone(), applied);
+        }
+        for (index, step) in plan.pods.iter().enumerate() {
+            let PodAction::Put { placement, .. } = &step.action else { continue };
+            if !write(&mut self.writes) {
+                return;
+            }
+            self.pods[index].placement = Some(placement.clone());
+        }
+        self.sightings = Some(plan.adapters.iter().map(|step| (step.uid.clone(), step.seen.clone())).collect());
+        let now = Timestamp::from_second(self.now_s).unwrap();
+        let (status, _) = pool::status(&observed, &plan, &pool::Applied::default(), now);
+        if self.pool.status.as_ref() != Some(&status) {
+            self.writes += 1;
+            self.pool.status = Some(status);
+        }
+    }
+
+    /// What no pass may ever do.
+    fn check_placements(&self, observed: &pool::Observed, plan: &pool::Plan) {
+        for step in &plan.pods {
+            let PodAction::Put { placement, .. } = &step.action else { continue };
+            for (alias, digest) in &placement.aliases {
+                let placed = |name: &String, other: &Digest| name == alias && other == digest;
+                assert!(
+                    placement.adapters.iter().any(|adapter| placed(&adapter.name, &adapter.digest)),
+                    "an alias to nothing"
+                );
+            }
+            for adapter in &placement.adapters {
+                let object = observed.adapters.iter().find(|object| object.name_any() == adapter.name).unwrap();
+                let status = object.status.as_ref().unwrap();
+                let retiring = status.retiring.as_ref().map(|old| old.digest);
+                let known = [status.current_revision, status.candidate_revision, retiring];
+                assert!(known.contains(&Some(adapter.digest)), "a digest that nobody verified");
+            }
+        }
+    }
+}
