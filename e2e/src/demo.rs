@@ -94,7 +94,7 @@ fn wait_for(demo: &Kubectl, object: &str, condition: &str, status: &str) -> Resu
 
 /// The same words to the base and to both adapters, at the same time: one engine pod answers all in one batch.
 fn chats(demo: &Kubectl) -> Result<()> {
-    let forward = Forward::open(demo, NAMESPACE, "chat-gateway", 8080)?;
+    let forward = Forward::open(demo, NAMESPACE, "chat-gateway", 80)?;
     let client = Client::new(forward.url());
     for prompt in PROMPTS {
         println!("\n  you: {prompt}");

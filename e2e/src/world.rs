@@ -261,7 +261,7 @@ impl Namespace<'_> {
         let service = format!("{pool}-gateway");
         wait::until(&format!("the gateway of {pool} answers"), PATIENCE, || {
             let ip = service_ip(&self.world.kubectl(), &self.name, &service)?;
-            let client = Client::new(&format!("http://{ip}:8080"));
+            let client = Client::new(&format!("http://{ip}"));
             Ok((client.get("/v1/models")?.status == 200).then_some(client))
         })
         .map_err(|error| error.context(self.dump()))

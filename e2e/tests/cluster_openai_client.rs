@@ -39,7 +39,7 @@ fn on_a_cluster_the_openai_client_works_unmodified() {
     let space = world.namespace("openai").unwrap();
     let client = space.serve(&["pirate"]).unwrap();
     let packages = tools::openai_client(&Cache::open().unwrap()).unwrap();
-    let url = format!("http://{}:8080/v1", service_ip(&world.kubectl(), &space.name, "chat-gateway").unwrap());
+    let url = format!("http://{}/v1", service_ip(&world.kubectl(), &space.name, "chat-gateway").unwrap());
     let printed = Shell::new("python3")
         .args(["-c", SCRIPT, &url])
         .env("PYTHONPATH", packages)

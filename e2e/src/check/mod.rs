@@ -10,6 +10,7 @@ use crate::cluster::{Cluster, Settings};
 use crate::progress;
 use crate::shell::Shell;
 use crate::tools;
+use crate::world::World;
 
 mod tally;
 
@@ -84,12 +85,15 @@ fn unit_tests(root: &Path, cache: &Cache, see: &mut dyn FnMut(&str)) -> Result<b
 
 /// The files `cluster_*.rs`; their clusters are ended afterwards, whatever came of it.
 fn cluster_tests(root: &Path, cache: &Cache, see: &mut dyn FnMut(&str)) -> Result<bool> {
-    let done = Shell::new("cargo")
-        .args(["test", "--workspace", "--no-fail-fast", "--test", "cluster_*"])
-        .args(["--", "--ignored", "--test-threads", "1"])
-        .folder(root)
-        .stream(see);
-    Cluster::down(cache, &Settings::for_tests())?;
+    let settings = Settings::for_tests();
+    let done = World::up(cache, &settings).and_then(|_| {
+        Shell::new("cargo")
+            .args(["test", "--workspace", "--no-fail-fast", "--test", "cluster_*"])
+            .args(["--", "--ignored", "--test-threads", "1"])
+            .folder(root)
+            .stream(see)
+    });
+    Cluster::down(cache, &settings)?;
     done
 }
 
