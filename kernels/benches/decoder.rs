@@ -21,7 +21,7 @@ const BANDWIDTH: f64 = 4.2e6;
 const SETS: u64 = 8;
 
 /// `SETS` variants of a launch after each other, so that none finds its bytes in the L2.
-fn row(gpu: &Gpu, name: &str, moved: f64, launches: impl Fn(u64) -> Vec<Launch>) {
+fn row(gpu: &Gpu, name: &str, moved: f64, launches: impl Fn(u64) -> Vec<Launch>) -> f64 {
     let graph = gpu.capture(|| (0..SETS).for_each(|set| launches(set).iter().for_each(|l| gpu.launch(l))));
     gpu.time(&graph, 3, || ());
     let mut times = gpu.time(&graph, 21, || ());
@@ -29,6 +29,7 @@ fn row(gpu: &Gpu, name: &str, moved: f64, launches: impl Fn(u64) -> Vec<Launch>)
     let us = times[times.len() / 2] / SETS as f64;
     let floor = moved / BANDWIDTH;
     println!("{name:40} {us:8.1} {floor:8.1} {:6.2} {:6.0}%", us / floor, 100.0 * floor / us);
+    us
 }
 
 /// Random elements, `SETS` times.
@@ -151,7 +152,7 @@ fn attention(gpu: &Gpu, batch: u32, context: u32, fresh: u32) {
     } else {
         format!("attention, {batch} of {context}, {splits} parts")
     };
-    row(gpu, &name, moved, |set| {
+    let us = row(gpu, &name, moved, |set| {
         let kv = Kv { base, pages, page_bytes: size, page_tokens, heads: kv_heads, head_dim: dim, layer: 0 };
         let args = AttentionArgs {
             q,
@@ -168,6 +169,11 @@ fn attention(gpu: &Gpu, batch: u32, context: u32, fresh: u32) {
         };
         attention_launches(&args, Element::Bf16).unwrap()
     });
+    if fresh > 1 {
+        let (start, tokens) = (f64::from(context - fresh), f64::from(fresh));
+        let seen = f64::from(batch) * tokens * (start + (tokens + 1.0) / 2.0);
+        println!("{:40} {:8.0} TFLOP/s", "", seen * f64::from(heads * dim) * 4.0 / us / 1e6);
+    }
 }
 
 fn main() {
@@ -181,7 +187,10 @@ fn main() {
         attention(&gpu, batch, context, 1);
         gpu.free_all();
     }
-    attention(&gpu, 1, 8192, 2048);
+    for (batch, context, fresh) in [(4, 2048, 2048), (1, 8192, 2048), (1, 8192, 8192)] {
+        attention(&gpu, batch, context, fresh);
+        gpu.free_all();
+    }
     gpu.free_all();
     let (count, size) = (40u32, 2u64 << 20);
     let (staged, base) =

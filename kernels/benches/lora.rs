@@ -103,9 +103,9 @@ fn main() {
             );
         }
         if variants && row.prefill {
-            for units in [2, 4, 8, 16] {
-                batch.set_units(units);
-                println!("{:32} {:8.1}  expand of {units} units", row.name, batch.time_part(&gpu, &model, 1));
+            for parts in [1, 2, 4] {
+                batch.set_parts(parts);
+                println!("{:32} {:8.1}  expand in {parts} parts", row.name, batch.time_part(&gpu, &model, 1));
             }
         }
         batch.set_tuning(&gpu, &model, standard);

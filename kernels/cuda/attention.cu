@@ -37,35 +37,39 @@ DEVICE float* part_of(const Attention& P, u32 tile, u32 head, u32 split, u32 dim
 
 DEVICE u32 pick(u32 a, u32 b, u32 high) { return __byte_perm(a, b, high ? 0x7632 : 0x5410); }
 
-template <class T, int D> DEVICE void attention(const Attention& P) {
-  constexpr int BLOCKS = (D + 31) / 32, GROUPS = (D + 63) / 64;
-  extern __shared__ float shared[];      // [warp][line][D], then [warp][line] maximum and sum
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
-  let_next_start();
-  wait_for_previous();
-  const Tile tile = P.tiles[blockIdx.x];
-  const u32 head = blockIdx.y, per = P.query_heads / P.kv.heads, lines = tile.tokens * per;
-  const int length = tile.position + (int)tile.tokens;
-  const int first = P.window ? max(tile.position + 1 - (int)P.window, 0) / 16 : 0, steps = (length + 15) / 16 - first;
-  const int from = first + steps * (int)blockIdx.z / (int)P.splits, to = first + steps * ((int)blockIdx.z + 1) / (int)P.splits;
-  uint4 lines_q[2][BLOCKS];
-  int limit[2];
+// Sixteen lines of one tile, their maxima, sums and outputs, in one warp's registers. Element (b, j) of output column c is
+// dimension 64 b + 8 c + j.
+template <class T, int D> struct Lines {
+  static constexpr int BLOCKS = (D + 31) / 32, GROUPS = (D + 63) / 64;
+  uint4 q[2][BLOCKS];
+  int limit[2];          // the last token that a line sees; below zero: no line
+  float o[GROUPS * 8][4], top[2], sum[2];
+
+  DEVICE void start(const Attention& P, const Tile& tile, u32 head, u32 per) {
+    const int lane = threadIdx.x & 31, at = (lane & 3) * 8;
 #pragma unroll
-  for (int r = 0; r < 2; r++) {
-    const u32 line = g + 8 * r, token = line / per;
-    const u16* row = P.q + (u64)(tile.row + token) * P.stride_q + (head * per + line % per) * D + q * 8;
-    limit[r] = line < lines ? tile.position + (int)token : -1;
+    for (int r = 0; r < 2; r++) {
+      const u32 line = (lane >> 2) + 8 * r, token = line / per;
+      const bool live = line < tile.tokens * per;
+      const u16* row = P.q + (u64)(tile.row + token) * P.stride_q + (head * per + line % per) * D + at;
+      limit[r] = live ? tile.position + (int)token : -1;
+      top[r] = -INFINITY;
+      sum[r] = 0.f;
 #pragma unroll
-    for (int b = 0; b < BLOCKS; b++) {
-      lines_q[r][b] = make_uint4(0, 0, 0, 0);
-      if (line < lines && b * 32 + q * 8 < D) lines_q[r][b] = *(const uint4*)(row + b * 32);
+      for (int b = 0; b < BLOCKS; b++) {
+        q[r][b] = make_uint4(0, 0, 0, 0);
+        if (live && b * 32 + at < D) q[r][b] = *(const uint4*)(row + b * 32);
+      }
     }
+#pragma unroll
+    for (int i = 0; i < GROUPS * 8; i++) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.f;
   }
-  float o[GROUPS * 8][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.f, 0.f};
-#pragma unroll 1
-  for (int step = from + warp; step < to; step += WARPS) {
+
+  // Sixteen tokens of the sequence.
+  DEVICE void take(const Attention& P, const Tile& tile, u32 head, int step, int length) {
+    const int lane = threadIdx.x & 31, g = lane >> 2, c = lane & 3;
     const u32 page = P.kv.pages[tile.list + step * 16 / P.kv.page_tokens], in_page = step * 16 % P.kv.page_tokens;
-    const u16* keys = kv_row(P.kv, page, 0, head, in_page) + q * 8;
+    const u16* keys = kv_row(P.kv, page, 0, head, in_page) + c * 8;
     const u16* values = kv_row(P.kv, page, 1, head, in_page) + g * 8;
     uint4 k[2][BLOCKS], v[4][GROUPS];
 #pragma unroll
@@ -73,28 +77,28 @@ template <class T, int D> DEVICE void attention(const Attention& P) {
 #pragma unroll
       for (int b = 0; b < BLOCKS; b++) {
         k[n][b] = make_uint4(0, 0, 0, 0);
-        if (b * 32 + q * 8 < D) k[n][b] = load_once(keys + (n * 8 + g) * D + b * 32);
+        if (b * 32 + c * 8 < D) k[n][b] = load_once(keys + (n * 8 + g) * D + b * 32);
       }
-    // Values are asked for before the scores are made, where registers allow.
-    auto load_values = [&]() {
+    auto read_values = [&]() {
 #pragma unroll
-    for (int t = 0; t < 4; t++) {
-      const int token = 2 * q + (t & 1) + (t >> 1) * 8;
+      for (int t = 0; t < 4; t++) {
+        const int token = 2 * c + (t & 1) + (t >> 1) * 8;
 #pragma unroll
-      for (int b = 0; b < GROUPS; b++) {
-        v[t][b] = make_uint4(0, 0, 0, 0);
-        if (step * 16 + token < length && b * 64 + g * 8 < D) v[t][b] = load_once(values + token * D + b * 64);
+        for (int b = 0; b < GROUPS; b++) {
+          v[t][b] = make_uint4(0, 0, 0, 0);
+          if (step * 16 + token < length && b * 64 + g * 8 < D) v[t][b] = load_once(values + token * D + b * 64);
+        }
       }
-    }
     };
-    if (D <= 128) load_values();
+    // Values are asked for before the scores are made, where registers allow.
+    if (D <= 128) read_values();
     float s[2][4] = {};
 #pragma unroll
     for (int b = 0; b < BLOCKS; b++)
 #pragma unroll
       for (int n = 0; n < 2; n++) {
-        T::product(s[n], lines_q[0][b].x, lines_q[1][b].x, lines_q[0][b].y, lines_q[1][b].y, k[n][b].x, k[n][b].y);
-        T::product(s[n], lines_q[0][b].z, lines_q[1][b].z, lines_q[0][b].w, lines_q[1][b].w, k[n][b].z, k[n][b].w);
+        T::product(s[n], q[0][b].x, q[1][b].x, q[0][b].y, q[1][b].y, k[n][b].x, k[n][b].y);
+        T::product(s[n], q[0][b].z, q[1][b].z, q[0][b].w, q[1][b].w, k[n][b].z, k[n][b].w);
       }
     u32 p[2][2];      // [half of the tokens][line g or g + 8]
 #pragma unroll
@@ -107,7 +111,7 @@ template <class T, int D> DEVICE void attention(const Attention& P) {
           float& x = s[n][r * 2 + e];
           x *= P.scale;
           if (P.soft_cap != 0.f) x = P.soft_cap * tanhf(x / P.soft_cap);
-          const int token = step * 16 + n * 8 + 2 * q + e;
+          const int token = step * 16 + n * 8 + 2 * c + e;
           if (token > limit[r] || (P.window && token + (int)P.window <= limit[r])) x = -INFINITY;
           most = fmaxf(most, x);
         }
@@ -129,7 +133,7 @@ template <class T, int D> DEVICE void attention(const Attention& P) {
         o[i][r * 2 + 1] *= keep;
       }
     }
-    if (D > 128) load_values();
+    if (D > 128) read_values();
 #pragma unroll
     for (int b = 0; b < GROUPS; b++) {
       const u32 *v0 = (const u32*)&v[0][b], *v1 = (const u32*)&v[1][b], *v2 = (const u32*)&v[2][b], *v3 = (const u32*)&v[3][b];
@@ -138,17 +142,42 @@ template <class T, int D> DEVICE void attention(const Attention& P) {
         T::product(o[b * 8 + j], p[0][0], p[0][1], p[1][0], p[1][1], pick(v0[j >> 1], v1[j >> 1], j & 1), pick(v2[j >> 1], v3[j >> 1], j & 1));
     }
   }
-  // Warps merge: element (b, j) of column c is dimension 64 b + 8 c + j.
+
+  // Sums over the four lanes of a line.
+  DEVICE void finish() {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
+      sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
+    }
+  }
+};
+
+DEVICE int first_step(const Attention& P, const Tile& tile) { return P.window ? max(tile.position + 1 - (int)P.window, 0) / 16 : 0; }
+
+template <class T, int D> DEVICE void attention(const Attention& P) {
+  constexpr int GROUPS = (D + 63) / 64;
+  extern __shared__ float shared[];      // [warp][line][D], then [warp][line] maximum and sum
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
+  let_next_start();
+  wait_for_previous();
+  const Tile tile = P.tiles[blockIdx.x];
+  const u32 head = blockIdx.y, per = P.query_heads / P.kv.heads, lines = tile.tokens * per;
+  const int length = tile.position + (int)tile.tokens, first = first_step(P, tile), steps = (length + 15) / 16 - first;
+  const int from = first + steps * (int)blockIdx.z / (int)P.splits, to = first + steps * ((int)blockIdx.z + 1) / (int)P.splits;
+  Lines<T, D> mine;
+  mine.start(P, tile, head, per);
+#pragma unroll 1
+  for (int step = from + warp; step < to; step += WARPS) mine.take(P, tile, head, step, length);
+  mine.finish();
   float* tops = shared + WARPS * LINES * D;
   float* sums = tops + WARPS * LINES;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
-    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
     const int line = g + 8 * r;
     if (q == 0) {
-      tops[warp * LINES + line] = top[r];
-      sums[warp * LINES + line] = sum[r];
+      tops[warp * LINES + line] = mine.top[r];
+      sums[warp * LINES + line] = mine.sum[r];
     }
 #pragma unroll
     for (int b = 0; b < GROUPS; b++)
@@ -157,7 +186,7 @@ template <class T, int D> DEVICE void attention(const Attention& P) {
 #pragma unroll
         for (int e = 0; e < 2; e++) {
           const int d = b * 64 + (2 * q + e) * 8 + j;
-          if (d < D) shared[(warp * LINES + line) * D + d] = o[b * 8 + j][r * 2 + e];
+          if (d < D) shared[(warp * LINES + line) * D + d] = mine.o[b * 8 + j][r * 2 + e];
         }
   }
   __syncthreads();
@@ -206,17 +235,17 @@ template <class T> DEVICE void attention_merge(const Attention& P) {
   }
 }
 
-#define KERNEL(name, T, D) \
-  extern "C" __global__ void __launch_bounds__(WARPS * 32) name(const __grid_constant__ Attention P) { attention<T, D>(P); }
-KERNEL(attention_bf16_64, Bf16, 64)
-KERNEL(attention_bf16_80, Bf16, 80)
-KERNEL(attention_bf16_96, Bf16, 96)
-KERNEL(attention_bf16_128, Bf16, 128)
-KERNEL(attention_bf16_256, Bf16, 256)
-KERNEL(attention_f16_64, F16, 64)
-KERNEL(attention_f16_80, F16, 80)
-KERNEL(attention_f16_96, F16, 96)
-KERNEL(attention_f16_128, F16, 128)
-KERNEL(attention_f16_256, F16, 256)
+#define KERNEL(T, name, D) \
+  extern "C" __global__ void __launch_bounds__(WARPS * 32) attention_##name##_##D(const __grid_constant__ Attention P) { attention<T, D>(P); }
+KERNEL(Bf16, bf16, 64)
+KERNEL(Bf16, bf16, 80)
+KERNEL(Bf16, bf16, 96)
+KERNEL(Bf16, bf16, 128)
+KERNEL(Bf16, bf16, 256)
+KERNEL(F16, f16, 64)
+KERNEL(F16, f16, 80)
+KERNEL(F16, f16, 96)
+KERNEL(F16, f16, 128)
+KERNEL(F16, f16, 256)
 extern "C" __global__ void __launch_bounds__(128) attention_merge_bf16(const __grid_constant__ Attention P) { attention_merge<Bf16>(P); }
 extern "C" __global__ void __launch_bounds__(128) attention_merge_f16(const __grid_constant__ Attention P) { attention_merge<F16>(P); }

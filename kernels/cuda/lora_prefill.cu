@@ -2,14 +2,14 @@
 //
 // Shrink: a CTA takes 64 rows by one part of K by up to four rank tiles; rows are the 16-row operand. Partial sums go to
 //   v[split][column][row][16] in f32.
-// Expand: a CTA takes 128 rows by `units` units of outputs of one slice; it sums the splits, rounds scale * v, and reads, adds to and
-//   writes y in registers, 256 bytes of a row at a time.
+// Expand: a CTA takes 128, 64 or 32 rows by 1,024 outputs of one slice: eight warps side by side, so that a row is touched 2 KB
+//   at a time. It sums the splits, rounds scale * v, and reads, adds to and writes y in registers.
 //
 // Limits: K and N multiples of 8; rank at most 256; v holds `columns` columns for every tile of 128 rows.
 // Deterministic: every sum has one order; every y element has one writer.
 #include "lora.cuh"
 
-constexpr int TILE_ROWS = 128, SHRINK_ROWS = 64;
+constexpr int TILE_ROWS = 128, SHRINK_ROWS = 64, BLOCK_UNITS = 16;
 
 struct Tile {
   u32 slot;
@@ -35,7 +35,7 @@ struct Prefill {
   u32 block_end[SLICES];           // CTAs of the expand up to and including this slice
   u32 projections, projection, layers, layer;
   u32 store;
-  u32 units;             // of 64 outputs for a CTA of the expand, even
+  u32 parts;             // that a tile's rows are cut into for the expand: 1, 2 or 4
 };
 
 DEVICE const Tensor* tensors_of(const Prefill& P, u32 slot) {
@@ -190,79 +190,89 @@ template <class T> DEVICE void prefill_shrink(const Prefill& P) {
 }
 
 template <class T> DEVICE void prefill_expand(const Prefill& P) {
-  extern __shared__ uint4 operand[];      // [warp][rank tile][lane]: scale * v as the 16-row operand
+  extern __shared__ uint4 operand[];      // [group of 16 rows][rank tile][lane]: scale * v as the 16-row operand
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
-  const Tile tile = P.tiles[blockIdx.y];
+  const u32 tile_index = blockIdx.y / P.parts, groups = TILE_ROWS / 16 / P.parts, group0 = blockIdx.y % P.parts * groups;
+  const Tile tile = P.tiles[tile_index];
   u32 slice = 0, column = 0;
   while (blockIdx.x >= P.block_end[slice]) slice++;
   const Tensor* table = tensors_of(P, tile.slot);
   for (u32 s = 0; s < slice; s++) column += tiles(table[s].rank);
   const Tensor t = table[slice];
-  const u32 full = full_tiles(t.rank), half = has_half(t.rank), units = (P.outputs[slice] + 63) / 64;
-  const u32 unit0 = (blockIdx.x - (slice ? P.block_end[slice - 1] : 0)) * P.units, unit_end = min(unit0 + P.units, units);
+  const u32 full = full_tiles(t.rank), half = has_half(t.rank), all = full + half, units = (P.outputs[slice] + 63) / 64;
+  const u32 unit0 = ((blockIdx.x - (slice ? P.block_end[slice - 1] : 0)) * (BLOCK_UNITS / 2) + warp) * 2;
+  const u32 rows = tile.rows > group0 * 16 ? min(tile.rows - group0 * 16, groups * 16) : 0;
   let_next_start();
-  if (t.rank == 0 || warp * 16 >= tile.rows) {
+  if (t.rank == 0 || rows == 0) {
     wait_for_previous();
     return;
   }
-  const u32 local = warp * 16 + g;
-  const int row[2] = {local < tile.rows ? P.rows[tile.row0 + local] : -1, local + 8 < tile.rows ? P.rows[tile.row0 + local + 8] : -1};
-  u16* y[2];
+  const int* ids = P.rows + tile.row0 + group0 * 16;
+  uint4 old[2][4];
+  u16* place[2] = {};      // of this lane's two rows in y; null: none
+  auto find = [&](u32 group) {
 #pragma unroll
-  for (int r = 0; r < 2; r++) y[r] = P.y + (u64)max(row[r], 0) * P.stride_y + P.column[slice] + q * 8;
-  uint4* mine = operand + warp * tiles(t.rank) * 32 + lane;
-  bool summed = false;
+    for (int r = 0; r < 2; r++) {
+      const u32 local = group * 16 + r * 8 + g;
+      const int row = local < rows ? ids[local] : -1;
+      place[r] = row < 0 ? nullptr : P.y + (u64)row * P.stride_y + P.column[slice] + q * 8;
+    }
+  };
+  // Piece e of a unit: row e >> 1, outputs 32 (e & 1) + 8 q and the seven behind.
+  auto live = [&](u32 unit, int e) { return place[e >> 1] && unit * 64 + (e & 1) * 32 + q * 8 < P.outputs[slice]; };
+  auto load = [&](int u) {
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      old[u][e] = make_uint4(0, 0, 0, 0);
+      if (!P.store && live(unit0 + u, e)) old[u][e] = load_wide(place[e >> 1] + (unit0 + u) * 64 + (e & 1) * 32);
+    }
+  };
+  find(0);
+  load(0);
+  load(1);
+  wait_for_previous();
+  const u64 split = (u64)P.columns * P.tile_count * TILE_ROWS * 16;
+#pragma unroll 1
+  for (u32 i = warp; i < groups * all; i += 8) {
+    const u32 group = i / all, k = i % all;
+    if (group * 16 >= rows) break;
+    const float* v = v_of(P, 0, column + k, tile_index * TILE_ROWS + (group0 + group) * 16 + g) + 2 * q;
+    float2 s[4] = {};
+#pragma unroll 2
+    for (u32 n = 0; n < P.splits; n++, v += split) {
+#pragma unroll
+      for (int m = 0; m < 4; m++)
+        if (m < 2 || k < full) {
+          const float2 add = *(const float2*)(v + (m & 1) * 8 * 16 + (m >> 1) * 8);
+          s[m].x += add.x;
+          s[m].y += add.y;
+        }
+    }
+    uint4 a;
+    a.x = T::pack(s[0].x * t.scale, s[0].y * t.scale);
+    a.y = T::pack(s[1].x * t.scale, s[1].y * t.scale);
+    a.z = T::pack(s[2].x * t.scale, s[2].y * t.scale);
+    a.w = T::pack(s[3].x * t.scale, s[3].y * t.scale);
+    operand[i * 32 + lane] = a;
+  }
+  __syncthreads();
+  if (unit0 >= units) return;
   const u32 start = t.b / P.pool.page_fragments;
 #pragma unroll 1
-  for (u32 unit = unit0; unit < unit_end; unit += 2) {
-    uint4 old[2][4];
-    bool live[2][4];
+  for (u32 group = 0; group * 16 < rows; group++) {
+    const uint4* mine = operand + group * all * 32 + lane;
+    u16* const here[2] = {place[0], place[1]};
 #pragma unroll
-    for (int u = 0; u < 2; u++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        const u32 output = (unit + u) * 64 + (e & 1) * 32;
-        live[u][e] = row[e >> 1] >= 0 && output + q * 8 < P.outputs[slice];
-        old[u][e] = make_uint4(0, 0, 0, 0);
-        if (live[u][e] && !P.store) old[u][e] = load_wide(y[e >> 1] + output);
-      }
-    if (!summed) {
-      summed = true;
-      wait_for_previous();
-      const u64 split = (u64)P.columns * P.tile_count * TILE_ROWS * 16;
-#pragma unroll 1
-      for (u32 k = 0; k < full + half; k++) {
-        const float* v = v_of(P, 0, column + k, blockIdx.y * TILE_ROWS + local) + 2 * q;
-        float2 s[4] = {};
-#pragma unroll 2
-        for (u32 i = 0; i < P.splits; i++, v += split) {
-#pragma unroll
-          for (int j = 0; j < 4; j++)
-            if (j < 2 || k < full) {
-              const float2 add = *(const float2*)(v + (j & 1) * 8 * 16 + (j >> 1) * 8);
-              s[j].x += add.x;
-              s[j].y += add.y;
-            }
-        }
-        uint4 a;
-        a.x = T::pack(s[0].x * t.scale, s[0].y * t.scale);
-        a.y = T::pack(s[1].x * t.scale, s[1].y * t.scale);
-        a.z = T::pack(s[2].x * t.scale, s[2].y * t.scale);
-        a.w = T::pack(s[3].x * t.scale, s[3].y * t.scale);
-        mine[k * 32] = a;
-      }
-      __syncwarp();
-    }
-#pragma unroll
-    for (int u = 0; u < 2; u++)
-      if (unit + u < unit_end) {
-        float c[4][2][4] = {};
+    for (int u = 0; u < 2; u++) {
+      const u32 unit = unit0 + u;
+      float c[4][2][4] = {};
+      if (unit < units) {
         Reader reader;
         reader.enter(P.pool, start, t.page_b, lane);
 #pragma unroll 1
         for (u32 k = 0; k < full; k++) {
           const uint4 a = mine[k * 32];
-          const char* p = reader.at(P.pool, t.pages, t.b + ((unit + u) * full + k) * 4, lane);
+          const char* p = reader.at(P.pool, t.pages, t.b + (unit * full + k) * 4, lane);
 #pragma unroll
           for (int m = 0; m < 4; m++) {
             const uint4 b = __ldg((const uint4*)(p + m * 512));
@@ -272,7 +282,7 @@ template <class T> DEVICE void prefill_expand(const Prefill& P) {
         }
         if (half) {
           const uint4 a = mine[full * 32];
-          const char* p = reader.at(P.pool, t.pages, t.b + units * full * 4 + (unit + u) * 2, lane);
+          const char* p = reader.at(P.pool, t.pages, t.b + units * full * 4 + unit * 2, lane);
 #pragma unroll
           for (int l = 0; l < 2; l++) {
             const uint4 b = __ldg((const uint4*)(p + l * 512));
@@ -282,16 +292,19 @@ template <class T> DEVICE void prefill_expand(const Prefill& P) {
             T::product8(c[2 * l + 1][1], a.x, a.y, b.w);
           }
         }
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-          uint4 o = old[u][e];
-          o.x = add_pair<T>(o.x, c[0][0][e], c[0][1][e]);
-          o.y = add_pair<T>(o.y, c[1][0][e], c[1][1][e]);
-          o.z = add_pair<T>(o.z, c[2][0][e], c[2][1][e]);
-          o.w = add_pair<T>(o.w, c[3][0][e], c[3][1][e]);
-          if (live[u][e]) store_streaming(y[e >> 1] + (unit + u) * 64 + (e & 1) * 32, o);
-        }
       }
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        uint4 o = old[u][e];
+        o.x = add_pair<T>(o.x, c[0][0][e], c[0][1][e]);
+        o.y = add_pair<T>(o.y, c[1][0][e], c[1][1][e]);
+        o.z = add_pair<T>(o.z, c[2][0][e], c[2][1][e]);
+        o.w = add_pair<T>(o.w, c[3][0][e], c[3][1][e]);
+        if (here[e >> 1] && unit * 64 + (e & 1) * 32 + q * 8 < P.outputs[slice]) store_streaming(here[e >> 1] + unit * 64 + (e & 1) * 32, o);
+      }
+      if (u == 0) find(group + 1);
+      load(u);
+    }
   }
 }
 

@@ -30,7 +30,17 @@ template <class T> DEVICE void rope(const Rope& P) {
   const u32 lane = threadIdx.x & 31, head = blockIdx.y * (blockDim.x >> 5) + (threadIdx.x >> 5), dim = P.kv.head_dim;
   const Row row = P.rows[blockIdx.x];
   const u32 heads = P.query_heads + 2 * P.kv.heads;
-  if (head >= heads || row.position < 0) return;
+  if (row.position < 0) return;
+  // The angles are the same for all heads.
+  __shared__ float2 turns[128];
+  const u32 half = P.rotary / 2;
+  for (u32 i = threadIdx.x; i < half; i += blockDim.x) {
+    float s, c;
+    sincosf((float)row.position * P.frequencies[i], &s, &c);
+    turns[i] = make_float2(c * P.attention_scale, s * P.attention_scale);
+  }
+  __syncthreads();
+  if (head >= heads) return;
   const u64 at = ((u64)blockIdx.x * heads + head) * dim;
   const bool query = head < P.query_heads, value = head >= P.query_heads + P.kv.heads;
   // Element i of the lane is dimension 32 i + lane.
@@ -66,7 +76,6 @@ template <class T> DEVICE void rope(const Rope& P) {
 #pragma unroll
   for (int i = 0; i < 8; i++) mine[i * 32 + lane] = v[i];
   __syncwarp();
-  const u32 half = P.rotary / 2;
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     const u32 d = i * 32 + lane;
@@ -74,11 +83,8 @@ template <class T> DEVICE void rope(const Rope& P) {
     float r = v[i];
     if (!value && d < P.rotary) {
       const bool upper = d >= half;
-      float s, c;
-      sincosf((float)row.position * P.frequencies[upper ? d - half : d], &s, &c);
-      s *= P.attention_scale;
-      c *= P.attention_scale;
-      r = upper ? v[i] * c + mine[d - half] * s : v[i] * c - mine[d + half] * s;
+      const float2 turn = turns[upper ? d - half : d];
+      r = upper ? v[i] * turn.x + mine[d - half] * turn.y : v[i] * turn.x - mine[d + half] * turn.y;
     }
     out[d] = (u16)T::pack(r, 0.f);
   }

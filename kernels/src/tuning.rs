@@ -33,12 +33,10 @@ pub fn prefill_splits(ctas: u32, blocks: u32, sms: u32) -> u32 {
     wanted.clamp(1, (blocks / 16).clamp(1, 8))
 }
 
-/// Units of 64 outputs that one CTA of a prefill expand takes: many, so that it sums v once for them, but no more than
-/// leave four CTAs to every place for one.
-pub fn prefill_units(tiles: u32, outputs: u32, sms: u32) -> u32 {
-    let all = u64::from(tiles) * u64::from(outputs.div_ceil(64));
-    let places = u64::from(sms) * 2;
-    [16, 8].into_iter().find(|units| all / units >= places * 4).unwrap_or(4) as u32
+/// CTAs that share a tile's 128 rows in a prefill expand, so that a small one fills the device too, and the last ones to
+/// finish are few. `ctas`: of one each.
+pub fn prefill_parts(ctas: u32, sms: u32) -> u32 {
+    [1, 2].into_iter().find(|parts| ctas * parts >= sms * 8).unwrap_or(4)
 }
 
 /// Whether a segment goes to the prefill kernels: their tiles of 128 rows read the adapter once, where the decode
@@ -65,6 +63,6 @@ mod tests {
         assert_eq!([32, 128, 1000].map(|ctas| prefill_splits(ctas, 128, 132)), [8, 2, 1]);
         assert_eq!(prefill_splits(1, 3, 132), 1);
         assert_eq!(prefill_splits(0, 128, 132), 8);
-        assert_eq!([(64, 28_672), (64, 4096), (16, 6144)].map(|(t, n)| prefill_units(t, n, 132)), [16, 4, 4]);
+        assert_eq!([1792, 528, 384].map(|ctas| prefill_parts(ctas, 132)), [1, 2, 4]);
     }
 }

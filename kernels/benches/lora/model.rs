@@ -219,9 +219,9 @@ impl Batch {
         }
     }
 
-    /// Another number of units to a CTA of the prefill's expand.
-    pub fn set_units(&mut self, units: u32) {
-        self.buffers.iter_mut().filter_map(|b| b.prefill.as_mut()).for_each(|plan| plan.units = units);
+    /// Another number of CTAs to a tile of the prefill's expand.
+    pub fn set_parts(&mut self, parts: u32) {
+        self.buffers.iter_mut().filter_map(|b| b.prefill.as_mut()).for_each(|plan| plan.parts = parts);
     }
 
     pub fn splits(&self) -> Vec<u32> {

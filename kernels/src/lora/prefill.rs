@@ -6,15 +6,17 @@ use super::plan::{Group, PlanError, Segment};
 use super::{SLICES, UNIT_OUTPUTS};
 use crate::launch::{DevicePtr, Element, Launch};
 use crate::plain::{Plain, plain};
-use crate::tuning::{prefill_splits, prefill_units};
+use crate::tuning::{prefill_parts, prefill_splits};
 
 pub const TILE_ROWS: u32 = 128;
+/// Units of 64 outputs of one CTA of the expand.
+const BLOCK_UNITS: u32 = 16;
 /// Rank tiles of one CTA of the shrink.
 const BUNDLE_TILES: u32 = 4;
 /// Shared memory that one of them takes there: two halves of K, four stages of two blocks, two fragments each.
 const SHRINK_RING_BYTES: u32 = 2 * 4 * 2 * 2 * 512;
-/// The y dimension of a grid.
-const TILES_MAX: usize = 65_535;
+/// The y dimension of a grid, where a tile is cut in four.
+const TILES_MAX: usize = 65_535 / 4;
 
 plain! {
     /// Rows of one adapter for one CTA.
@@ -54,8 +56,8 @@ plain! {
         pub layer: u32,
         /// 1: y is overwritten instead of added to.
         pub store: u32,
-        /// Of 64 outputs, for one CTA of the expand; even.
-        pub units: u32,
+        /// That a tile's rows are cut into for the expand: 1, 2 or 4.
+        pub parts: u32,
     }
 }
 
@@ -68,8 +70,8 @@ pub struct PrefillPlan {
     /// Rank tiles of its widest slice.
     pub slice_tiles: u32,
     pub splits: u32,
-    /// Units of 64 outputs of one CTA of the expand.
-    pub units: u32,
+    /// CTAs that share a tile's rows in the expand.
+    pub parts: u32,
     /// Scratch for the shrink's results.
     pub v_bytes: u64,
 }
@@ -100,8 +102,9 @@ pub fn plan_prefill(segments: &[Segment], group: &Group, sms: u32) -> Result<Pre
     let ctas = cut.len() as u32 * 2 * columns.div_ceil(BUNDLE_TILES);
     let splits = prefill_splits(ctas, group.inputs.div_ceil(super::BLOCK_INPUTS), sms);
     let v_bytes = u64::from(splits) * u64::from(columns) * cut.len() as u64 * u64::from(TILE_ROWS) * 16 * 4;
-    let units = prefill_units(cut.len() as u32, group.outputs.iter().sum(), sms);
-    Ok(PrefillPlan { tiles: cut, columns, slice_tiles, splits, units, v_bytes })
+    let blocks = group.outputs.iter().map(|n| n.div_ceil(BLOCK_UNITS * UNIT_OUTPUTS)).sum::<u32>();
+    let parts = prefill_parts(cut.len() as u32 * blocks, sms);
+    Ok(PrefillPlan { tiles: cut, columns, slice_tiles, splits, parts, v_bytes })
 }
 
 impl PrefillArgs {
@@ -111,7 +114,7 @@ impl PrefillArgs {
         let mut args = Self {
             tile_count: plan.tiles.len() as u32,
             splits: plan.splits,
-            units: plan.units,
+            parts: plan.parts,
             columns: plan.columns,
             bundles: plan.columns.div_ceil(BUNDLE_TILES),
             inputs: shapes.inputs,
@@ -124,7 +127,7 @@ impl PrefillArgs {
         };
         let mut end = 0;
         for (place, outputs) in args.block_end.iter_mut().zip(shapes.outputs) {
-            end += outputs.div_ceil(plan.units * UNIT_OUTPUTS);
+            end += outputs.div_ceil(BLOCK_UNITS * UNIT_OUTPUTS);
             *place = end;
         }
         args
@@ -154,8 +157,8 @@ pub fn prefill_launches(args: &PrefillArgs, plan: &PrefillPlan, element: Element
         ),
         launch(
             ["lora_prefill_expand_bf16", "lora_prefill_expand_f16"],
-            [blocks, args.tile_count, 1],
-            plan.slice_tiles * 8 * 512,
+            [blocks, args.tile_count * plan.parts, 1],
+            plan.slice_tiles * (TILE_ROWS / 16 / plan.parts) * 512,
         ),
     ]
 }
@@ -179,10 +182,10 @@ mod tests {
         assert_eq!((plan.columns, plan.slice_tiles, plan.splits), (6, 2, 8));
         assert_eq!(plan.v_bytes, 8 * 6 * 3 * 128 * 64);
         let args = PrefillArgs::of_plan(&group, &plan);
-        assert_eq!((args.bundles, args.block_end), (2, [16, 20, 24]));
+        assert_eq!((args.bundles, args.block_end), (2, [4, 5, 6]));
         let launches = prefill_launches(&args, &plan, Element::Bf16);
-        assert_eq!((launches[0].grid, launches[1].grid), ([12, 8, 1], [24, 3, 1]));
-        assert_eq!(launches[1].shared_bytes, 2 * 8 * 512);
+        assert_eq!((launches[0].grid, launches[1].grid), ([12, 8, 1], [6, 12, 1]));
+        assert_eq!((plan.parts, launches[1].shared_bytes), (4, 2 * 2 * 512));
     }
 
     #[test]
