@@ -89,7 +89,7 @@ DEVICE void find_tile(const Slice* t, u32 half, u32 n, u32& slice, u32& tile) {
 // S.partial[m][warp] = A tile (first + m) times x over this warp's share of the K range.
 template <class T, int N, int H>
 DEVICE void shrink(const Decode& P, Shared& S, const Run& run, const Slice* t, const int* rows, u32 first, bool& waited) {
-  constexpr int U = N * H <= 2 ? 2 : 1;          // blocks that a warp takes at once
+  constexpr int U = N * H == 1 ? 4 : N * H <= 3 ? 2 : 1;      // blocks that a warp takes at once
   constexpr bool AHEAD = N * H * U <= 6;         // the next ones are in flight beside them
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
   Reader reader[N];

@@ -45,6 +45,29 @@ pub fn is_prefill(rows: u32) -> bool {
     rows > 64
 }
 
+/// Where a group's LoRA runs relative to its base GEMM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Schedule {
+    /// Behind the GEMM, into y.
+    Serial,
+    /// Before it, into y; the GEMM adds (beta 1). Rows of the base have to be zeroed first.
+    DeltaFirst,
+    /// Beside it on another stream, by so many CTAs, into a buffer that the next operation adds.
+    Beside { ctas: u32 },
+}
+
+/// The fastest schedule of a batch as measured on an H200. `layer_bytes`: of the distinct adapters, in one layer.
+pub fn schedule(rows: u32, layer_bytes: u64, prefill: bool, sms: u32) -> Schedule {
+    let (small, large) = (24 << 20, 128 << 20);
+    match rows {
+        _ if prefill => Schedule::DeltaFirst,
+        // At many rows the GEMM fills every SM: nothing runs beside it, and little is not worth a second stream.
+        128.. if layer_bytes < large => Schedule::Serial,
+        _ if layer_bytes <= small => Schedule::Beside { ctas: sms / 2 },
+        _ => Schedule::Beside { ctas: sms * DECODE_CTAS_PER_SM },
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -55,6 +78,18 @@ mod tests {
         assert_eq!((one.grid, one.ctas, one.splits), (264, 132, 16));
         let many = decode_tuning(64, 132);
         assert_eq!((many.grid, many.ctas, many.splits), (264, 264, 8));
+    }
+
+    /// The bold entries of docs/BENCHMARKS.md, by adapters of rank 16: 2.6 MB each.
+    #[test]
+    fn schedules_as_measured() {
+        let rank16 = |adapters: u64| adapters * 2_621_440;
+        assert_eq!(schedule(1, rank16(1), false, 132), Schedule::Beside { ctas: 66 });
+        assert_eq!(schedule(64, rank16(9), false, 132), Schedule::Beside { ctas: 66 });
+        assert_eq!(schedule(64, rank16(64), false, 132), Schedule::Beside { ctas: 264 });
+        assert_eq!(schedule(256, rank16(32), false, 132), Schedule::Serial);
+        assert_eq!(schedule(256, rank16(128), false, 132), Schedule::Beside { ctas: 264 });
+        assert_eq!(schedule(8192, rank16(16), true, 132), Schedule::DeltaFirst);
     }
 
     #[test]
