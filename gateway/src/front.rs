@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -103,6 +104,10 @@ struct Asked {
 async fn try_complete(gateway: &Gateway, request: Request, request_id: &HeaderValue) -> Result<Response, NoAnswer> {
     let limits = &gateway.limits;
     let client = gateway.secrets.client(request.headers())?;
+    let mut counted = Vec::new();
+    if gateway.secrets.api_keys.is_some() {
+        counted.push(gateway.in_flight.client(&client.name, limits)?);
+    }
     let place = gateway.in_flight.place(limits).await?;
     let (head, body) = request.into_parts();
     let body = read_body(body, limits).await?;
@@ -112,7 +117,7 @@ async fn try_complete(gateway: &Gateway, request: Request, request_id: &HeaderVa
     }
     let asked = Asked { client, head, body, inspected, request_id: request_id.clone() };
     let target = asked.resolve(gateway)?;
-    let counted = gateway.in_flight.model(target.name(), limits)?;
+    counted.push(gateway.in_flight.model(target.name(), limits)?);
     let mut meter = Meter::new(Arc::clone(&gateway.metrics), target.name(), place, counted);
     let answering = asked.offer(gateway, target).await.inspect_err(|no_answer| match no_answer {
         NoAnswer::Refused(refusal) => meter.refused(refusal.code.status().as_u16(), refusal.code),
@@ -185,9 +190,14 @@ async fn list_models(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) ->
     }
 }
 
-async fn show_model(State(gateway): State<Arc<Gateway>>, Path(model): Path<String>, headers: HeaderMap) -> Response {
+async fn show_model(
+    State(gateway): State<Arc<Gateway>>,
+    model: Result<Path<String>, PathRejection>,
+    headers: HeaderMap,
+) -> Response {
     let shown = gateway.secrets.client(&headers).and_then(|client| {
         let view = gateway.fleet.view();
+        let Path(model) = model.map_err(|error| Refusal::new(Code::ModelNotFound, error.body_text()))?;
         let target = resolve(&view, &client.permitted, &model)?;
         Ok(json(&models::show(&view, &target)))
     });

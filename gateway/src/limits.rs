@@ -13,6 +13,9 @@ pub struct Limits {
     /// Requests in progress at once for one model, so that one model's flood leaves room for others.
     #[arg(long, env = "LORAFLEET_MAX_CONCURRENT_PER_MODEL", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub max_concurrent_per_model: u32,
+    /// Requests in progress or waiting at once for one API key, so that one client leaves room for others.
+    #[arg(long, env = "LORAFLEET_MAX_CONCURRENT_PER_CLIENT", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub max_concurrent_per_client: u32,
     /// Requests that wait for one of those places; more are answered 429.
     #[arg(long, env = "LORAFLEET_MAX_QUEUE", default_value_t = 512, value_parser = clap::value_parser!(u32).range(0..=65_536))]
     pub max_queue: u32,
@@ -28,8 +31,9 @@ pub struct Limits {
     /// Bytes of an answer that is not a stream.
     #[arg(long, env = "LORAFLEET_MAX_REPLY_BYTES", default_value_t = 32 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub max_reply_bytes: u64,
-    /// How long a client may take to send the head of a request.
-    #[arg(long, env = "LORAFLEET_HEAD_TIMEOUT_SECONDS", default_value = "10", value_parser = seconds)]
+    /// How long a client may take until it has sent the head of its next request, and so how long an idle connection stays.
+    /// Above the 60 seconds for which load balancers usually keep theirs.
+    #[arg(long, env = "LORAFLEET_HEAD_TIMEOUT_SECONDS", default_value = "75", value_parser = seconds)]
     pub head_timeout_seconds: Duration,
     /// How long a client may take to send the body of a request.
     #[arg(long, env = "LORAFLEET_BODY_TIMEOUT_SECONDS", default_value = "30", value_parser = seconds)]

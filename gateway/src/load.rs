@@ -19,6 +19,7 @@ struct Counts {
     queued: u32,
     pods: BTreeMap<String, u32>,
     models: BTreeMap<String, u32>,
+    clients: BTreeMap<String, u32>,
 }
 
 /// What a count belongs to.
@@ -26,6 +27,7 @@ struct Counts {
 enum Key {
     Pod,
     Model,
+    Client,
 }
 
 impl Counts {
@@ -33,6 +35,7 @@ impl Counts {
         match key {
             Key::Pod => &mut self.pods,
             Key::Model => &mut self.models,
+            Key::Client => &mut self.clients,
         }
     }
 }
@@ -88,6 +91,16 @@ impl InFlight {
         let max = limits.max_concurrent_per_model;
         self.count(Key::Model, model, max).ok_or_else(|| {
             Refusal::new(Code::Busy, format!("'{model}' has {max} requests in progress, which is the limit per model"))
+        })
+    }
+
+    /// Counts a request of a client that has a key, from before its body is read.
+    pub fn client(self: &Arc<Self>, client: &str, limits: &Limits) -> Result<Counted, Refusal> {
+        let max = limits.max_concurrent_per_client;
+        self.count(Key::Client, client, max).ok_or_else(|| {
+            let message =
+                format!("the client '{client}' has {max} requests in progress, which is the limit per client");
+            Refusal::new(Code::Busy, message)
         })
     }
 

@@ -35,12 +35,13 @@ pub struct Meter {
     first_byte: Option<Duration>,
     outcome: Outcome,
     _place: OwnedSemaphorePermit,
-    _model: Counted,
+    /// What the request counts for: its model, and its client if it has a key.
+    _counted: Vec<Counted>,
 }
 
 impl Meter {
     /// Until `answered` or `refused` is called, the client is taken to have gone.
-    pub fn new(metrics: Arc<Metrics>, model: &str, place: OwnedSemaphorePermit, counted: Counted) -> Self {
+    pub fn new(metrics: Arc<Metrics>, model: &str, place: OwnedSemaphorePermit, counted: Vec<Counted>) -> Self {
         metrics.begin(model);
         Self {
             metrics,
@@ -50,7 +51,7 @@ impl Meter {
             first_byte: None,
             outcome: Outcome::ClientGone,
             _place: place,
-            _model: counted,
+            _counted: counted,
         }
     }
 

@@ -73,6 +73,7 @@ fn view() -> FleetView {
     FleetView {
         namespace: "demo".to_owned(),
         base: "smollm2".to_owned(),
+        base_digest: None,
         base_created_unix_s: 0,
         adapters: Arc::new(adapters),
         pods: pods.into_iter().enumerate().map(|(index, pod)| (format!("pod-{index}"), pod)).collect(),

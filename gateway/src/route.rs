@@ -57,7 +57,19 @@ pub struct Reason {
     pub queue_ms: f64,
     /// Holds the nearest copy of all candidates.
     pub holder: bool,
-    pub stale: bool,
+    pub doubt: Doubt,
+}
+
+/// Why a pod is asked only if no better one can answer. Ordered: the later, the worse.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Doubt {
+    #[default]
+    None,
+    /// Its report is old, or the last question had no answer.
+    Stale,
+    /// It serves another base than the one that its `BaseModel` has pinned: the pool is on its way from one to the other.
+    /// While it is, what was served goes on being served.
+    OtherBase,
 }
 
 impl fmt::Display for Reason {
@@ -69,10 +81,11 @@ impl fmt::Display for Reason {
         if self.holder {
             write!(f, ", holder")?;
         }
-        if self.stale {
-            write!(f, ", stale report")?;
+        match self.doubt {
+            Doubt::None => Ok(()),
+            Doubt::Stale => write!(f, ", stale report"),
+            Doubt::OtherBase => write!(f, ", other base"),
         }
-        Ok(())
     }
 }
 
@@ -143,14 +156,13 @@ pub fn route(view: &FleetView, request: &RouteRequest<'_>, now_ms: u64) -> Resul
     let mut fit = Vec::new();
     let mut unfit = Vec::new();
     for (name, pod) in &view.pods {
-        match examine(name, pod, request, now_ms) {
+        match examine(view, name, pod, request, now_ms) {
             Ok(candidate) => fit.push(candidate),
             Err(why) => unfit.push((name.clone(), why)),
         }
     }
-    if fit.iter().any(|candidate| !candidate.stale) {
-        fit.retain(|candidate| !candidate.stale);
-    }
+    let least_doubt = fit.iter().map(|candidate| candidate.doubt).min().unwrap_or_default();
+    fit.retain(|candidate| candidate.doubt == least_doubt);
     let mut compared = shortlist(fit, request);
     compared.sort_by(|a, b| a.score.total_cmp(&b.score).then_with(|| b.holder.cmp(&a.holder)));
     let best = compared.first().and_then(|best| Some((best.clone(), view.pods.get(&best.pod)?.address)));
@@ -182,7 +194,13 @@ fn shortlist(mut fit: Vec<Reason>, request: &RouteRequest<'_>) -> Vec<Reason> {
 }
 
 /// Whether the pod can answer, and what it would cost there.
-fn examine(name: &str, pod: &PodView, request: &RouteRequest<'_>, now_ms: u64) -> Result<Reason, Unfit> {
+fn examine(
+    view: &FleetView,
+    name: &str,
+    pod: &PodView,
+    request: &RouteRequest<'_>,
+    now_ms: u64,
+) -> Result<Reason, Unfit> {
     if request.excluded.contains(name) {
         return Err(Unfit::Tried);
     }
@@ -216,7 +234,13 @@ fn examine(name: &str, pod: &PodView, request: &RouteRequest<'_>, now_ms: u64) -
         load_ms,
         queue_ms,
         holder: false,
-        stale: pod.poll_error.is_some() || now_ms.saturating_sub(report.received_ms) > REPORT_AGE_MS_MAX,
+        doubt: if view.base_digest.is_some_and(|pinned| pinned != report.base_digest) {
+            Doubt::OtherBase
+        } else if pod.poll_error.is_some() || now_ms.saturating_sub(report.received_ms) > REPORT_AGE_MS_MAX {
+            Doubt::Stale
+        } else {
+            Doubt::None
+        },
     })
 }
 

@@ -32,6 +32,7 @@ fn pod(line: &str, now_ms: u64) -> (PodView, u32) {
             "unready" => ready = false,
             "down" => down = true,
             "draining" => report.draining = true,
+            "otherbase" => report.base_digest = B,
             "waiting" => report.load.waiting = number() as u32,
             "running" => report.load.running = number() as u32,
             "tokens" => report.load.waiting_tokens = number(),
@@ -77,7 +78,7 @@ fn target(name: &str) -> Target {
 
 fn decide(wanted: &str, excluded: &[&str], draw: u64, pods: &[(&str, &str)]) -> String {
     let now_ms = 100_000;
-    let mut view = FleetView::default();
+    let mut view = FleetView { base_digest: Some(Digest::from_bytes([0; 32])), ..FleetView::default() };
     let mut outstanding = BTreeMap::new();
     for (name, line) in pods {
         let (pod, count) = pod(line, now_ms);
@@ -145,6 +146,13 @@ fn a_pod_with_a_stale_report_is_the_last_resort() {
     let pods = [("p0", "a:Device age=5001"), ("p1", "a:Source tokens=9000")];
     check("a", &pods, "p1 2322.0 ms = queue 1802.0 + load 520.0 from Source, holder");
     check("a", &pods[..1], "p0 2.0 ms = queue 2.0 + load 0.0 from Device, holder, stale report");
+}
+
+#[test]
+fn a_pod_with_another_base_gives_way_to_any_with_the_right_one() {
+    let pods = [("p0", "a:Device otherbase"), ("p1", "a:Source tokens=9000 age=9000")];
+    check("a", &pods, "p1 2322.0 ms = queue 1802.0 + load 520.0 from Source, holder, stale report");
+    check("a", &pods[..1], "p0 2.0 ms = queue 2.0 + load 0.0 from Device, holder, other base");
 }
 
 #[test]

@@ -16,6 +16,8 @@ pub struct FleetView {
     pub namespace: String,
     /// Name under which the base is served; empty until the pool object has been seen.
     pub base: String,
+    /// What the base must be, as its `BaseModel` has it pinned; `None` while it is not known.
+    pub base_digest: Option<Digest>,
     pub base_created_unix_s: i64,
     /// Adapters that the pool serves or shall serve, by the name that clients ask for.
     pub adapters: Arc<BTreeMap<String, AdapterView>>,

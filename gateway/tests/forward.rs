@@ -149,5 +149,9 @@ async fn models_are_listed_and_shown() {
     assert_eq!(get("/v1/models/support").await, adapter);
     assert_eq!(get("/v1/models/demo/support").await, adapter);
     assert_eq!(get("/v1/models/smollm2").await, base);
-    assert_eq!(error_of(reqwest::get(front.url("/v1/models/nobody")).await.unwrap()).await.0, 404);
+    for unknown in ["nobody", "%ff", "a%00b", "%2e%2e%2f%2e%2e%2fetc"] {
+        let (status, code, _) =
+            error_of(reqwest::get(front.url(&format!("/v1/models/{unknown}"))).await.unwrap()).await;
+        assert_eq!((status, code.as_str()), (404, "ModelNotFound"), "{unknown}");
+    }
 }

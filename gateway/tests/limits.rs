@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use futures::StreamExt as _;
+use lorafleet_gateway::keys::Keys;
 use lorafleet_gateway::metrics::Metrics;
 use lorafleet_gateway::secret_files::watch_api_keys;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -104,6 +105,25 @@ async fn one_models_flood_leaves_room_for_others() {
     assert_eq!(other.next().await.unwrap().unwrap(), EVENT);
     drop(first);
     until("the place is free again", || !front.gateway.in_flight.by_model().contains_key("support")).await;
+}
+
+#[tokio::test]
+async fn one_clients_flood_leaves_room_for_others() {
+    let stalling = pod(Behaviour::Stall).await;
+    let keys = ["a", "b"]
+        .map(|name| (name.to_owned(), format!(r#"{{"key": "{name}-secret-key", "models": ["*"]}}"#).into_bytes()));
+    let (keys, errors) = Keys::parse(&keys.into(), "demo");
+    assert_eq!(errors, []);
+    let (_sender, keys) = tokio::sync::watch::channel(Arc::new(keys));
+    let front = front_with(&[&stalling], limits(&["--max-concurrent-per-client=1"]), Some(keys)).await;
+    let body = r#"{"model":"support","stream":true}"#;
+    let ask = |key: &'static str| front.post("/v1/completions", body, Some(key));
+    let mut first = ask("a-secret-key").await.bytes_stream();
+    first.next().await.unwrap().unwrap();
+    let busy = error_of(ask("a-secret-key").await).await;
+    assert_eq!(busy.2, "the client 'a' has 1 requests in progress, which is the limit per client");
+    assert_eq!((busy.0, busy.1.as_str()), (429, "Busy"));
+    assert_eq!(ask("b-secret-key").await.bytes_stream().next().await.unwrap().unwrap(), EVENT);
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::core::{Selector, SelectorExt as _};
 use kube::{Resource as _, ResourceExt as _};
 use lorafleet_crds::condition::{self, ConditionType};
-use lorafleet_crds::{LoraAdapter, ServingPool};
+use lorafleet_crds::{BaseModel, LoraAdapter, ServingPool};
 
 use crate::view::{AdapterView, FleetView, Obstacle, PodReport, PodView};
 
@@ -20,6 +20,7 @@ const PORT_NAME: &str = "http";
 pub struct Objects {
     pub namespace: String,
     pub pool: Option<ServingPool>,
+    pub bases: Vec<BaseModel>,
     pub adapters: Vec<LoraAdapter>,
     pub slices: Vec<Arc<EndpointSlice>>,
 }
@@ -46,8 +47,10 @@ pub fn assemble(objects: &Objects, polled: &BTreeMap<String, Polled>) -> FleetVi
     let Some(pool) = objects.pool.as_ref().filter(|pool| pool.meta().deletion_timestamp.is_none()) else {
         return FleetView { namespace: objects.namespace.clone(), ..FleetView::default() };
     };
+    let base = objects.bases.iter().find(|base| base.name_any() == pool.spec.base_model_ref.name);
     FleetView {
         namespace: objects.namespace.clone(),
+        base_digest: base.and_then(|base| base.status.as_ref()?.digest),
         base: pool.spec.base_model_ref.name.clone(),
         base_created_unix_s: created_unix_s(pool),
         adapters: Arc::new(adapters(pool, &objects.adapters)),
@@ -79,7 +82,9 @@ fn adapters(pool: &ServingPool, objects: &[LoraAdapter]) -> BTreeMap<String, Ada
         .filter(|object| object.meta().deletion_timestamp.is_none())
         .filter(|object| object.spec.base_model_ref == pool.spec.base_model_ref && selector.matches(object.labels()))
         .collect();
-    objects.sort_by_key(|object| (created_unix_s(*object), object.name_any()));
+    // Creation times are whole seconds: of two in one second the one that is served keeps the name.
+    let unserved = |object: &LoraAdapter| object.status.as_ref().is_none_or(|status| status.current_revision.is_none());
+    objects.sort_by_key(|object| (created_unix_s(*object), unserved(object), object.name_any()));
     let mut adapters = BTreeMap::new();
     for object in objects {
         adapters.entry(served_name(object)).or_insert_with(|| adapter(object, &pool.name_any()));

@@ -43,7 +43,7 @@ fn condition_json(type_: &str, status: &str, reason: &str, message: &str) -> Val
 
 /// The view's adapters, one line each.
 fn shown(pool: ServingPool, adapters: Vec<LoraAdapter>) -> String {
-    let objects = Objects { namespace: "demo".to_owned(), pool: Some(pool), adapters, slices: Vec::new() };
+    let objects = Objects { namespace: "demo".to_owned(), pool: Some(pool), adapters, ..Objects::default() };
     let view = assemble(&objects, &BTreeMap::new());
     let mut text = String::new();
     for (name, adapter) in view.adapters.iter() {
@@ -94,6 +94,11 @@ fn the_older_object_has_the_name() {
         adapter_object("support", "2026-01-01T00:00:01Z", json!({}), status(1)),
     ];
     assert_eq!(shown(pool(json!({})), adapters), "support current=Some(\"010101010101\") others= rank=0\n");
+    let same_second = vec![
+        adapter_object("a-new", "2026-01-01T00:00:01Z", json!({"servedName": "support"}), json!({})),
+        adapter_object("support", "2026-01-01T00:00:01Z", json!({}), status(1)),
+    ];
+    assert_eq!(shown(pool(json!({})), same_second), "support current=Some(\"010101010101\") others= rank=0\n");
 }
 
 #[test]
@@ -116,6 +121,22 @@ fn what_is_being_deleted_is_gone() {
     pool.metadata.deletion_timestamp = pool.metadata.creation_timestamp.clone();
     let objects = Objects { namespace: "demo".to_owned(), pool: Some(pool), ..Objects::default() };
     assert_eq!(assemble(&objects, &BTreeMap::new()).base, "");
+}
+
+#[test]
+fn the_base_is_what_its_object_has_pinned() {
+    let base = |name: &str, byte: u8| {
+        let object = json!({
+            "apiVersion": "lorafleet.dev/v1alpha1", "kind": "BaseModel", "metadata": {"name": name, "namespace": "demo"},
+            "spec": {"source": {"uri": "s3://models/x"}}, "status": {"digest": digest(byte)},
+        });
+        serde_json::from_value(object).unwrap()
+    };
+    let bases = vec![base("other", 1), base("smollm2", 2)];
+    let objects = Objects { pool: Some(pool(json!({}))), bases, ..Objects::default() };
+    assert_eq!(assemble(&objects, &BTreeMap::new()).base_digest, Some(digest(2)));
+    let objects = Objects { pool: Some(pool(json!({}))), ..Objects::default() };
+    assert_eq!(assemble(&objects, &BTreeMap::new()).base_digest, None);
 }
 
 fn slice(endpoints: Value) -> Arc<EndpointSlice> {

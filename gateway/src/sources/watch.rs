@@ -12,7 +12,7 @@ use kube::runtime::reflector::{Store, store};
 use kube::runtime::watcher::{self, DefaultBackoff};
 use kube::runtime::{WatchStreamExt as _, reflector};
 use kube::{Api, Resource};
-use lorafleet_crds::{LoraAdapter, ServingPool};
+use lorafleet_crds::{BaseModel, LoraAdapter, ServingPool};
 use tokio::sync::Notify;
 
 use super::assemble::Objects;
@@ -27,6 +27,7 @@ const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(3);
 pub struct Stores {
     // Guarded, so that one object of another version does not stop the view of all others.
     pools: Store<DeserializeGuard<ServingPool>>,
+    bases: Store<DeserializeGuard<BaseModel>>,
     adapters: Store<DeserializeGuard<LoraAdapter>>,
     slices: Store<EndpointSlice>,
 }
@@ -51,18 +52,18 @@ impl Stores {
         // A store fails only if its watch has ended, which none does.
         let _ = tokio::join!(
             self.pools.wait_until_ready(),
+            self.bases.wait_until_ready(),
             self.adapters.wait_until_ready(),
             self.slices.wait_until_ready()
         );
     }
 
     pub fn objects(&self, sources: &Sources) -> Objects {
-        let pool = self.pools.state().into_iter().find_map(|object| object.0.as_ref().ok().cloned());
-        let adapters = self.adapters.state().into_iter().filter_map(|object| object.0.as_ref().ok().cloned());
         Objects {
             namespace: sources.namespace.clone(),
-            pool,
-            adapters: adapters.collect(),
+            pool: readable(&self.pools).next(),
+            bases: readable(&self.bases).collect(),
+            adapters: readable(&self.adapters).collect(),
             slices: self.slices.state(),
         }
     }
@@ -70,6 +71,13 @@ impl Stores {
     pub fn endpoints(&self) -> std::collections::BTreeMap<String, assemble::Endpoint> {
         assemble::endpoints(&self.slices.state())
     }
+}
+
+fn readable<K>(store: &Store<DeserializeGuard<K>>) -> impl Iterator<Item = K>
+where
+    K: Resource<DynamicType = ()> + Clone + 'static,
+{
+    store.state().into_iter().filter_map(|object| object.0.as_ref().ok().cloned())
 }
 
 /// Starts all watches. The second value is notified after every change.
@@ -80,11 +88,13 @@ pub fn start(sources: &Sources) -> (Stores, Arc<Notify>) {
     let own_pool = watcher::Config::default().fields(&format!("metadata.name={}", sources.pool));
     let engines = format!("kubernetes.io/service-name={}-engine", sources.pool);
     let pools: Api<DeserializeGuard<ServingPool>> = Api::namespaced(sources.client.clone(), namespace);
+    let bases = Api::namespaced(sources.client.clone(), namespace);
     let adapters = Api::namespaced(sources.client.clone(), namespace);
     let slices = Api::namespaced(sources.client.clone(), namespace);
     let watch = Watch { sources, changed: &changed, last_answer: &last_answer };
     let stores = Stores {
         pools: watch.start("ServingPool", pools, own_pool),
+        bases: watch.start("BaseModel", bases, watcher::Config::default()),
         adapters: watch.start("LoraAdapter", adapters, watcher::Config::default()),
         slices: watch.start("EndpointSlice", slices, watcher::Config::default().labels(&engines)),
     };

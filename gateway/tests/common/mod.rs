@@ -224,6 +224,7 @@ pub fn view(pods: &[&Pod], fleet: &Fleet) -> FleetView {
     FleetView {
         namespace: "demo".to_owned(),
         base: "smollm2".to_owned(),
+        base_digest: None,
         base_created_unix_s: 1_700_000_000,
         adapters: Arc::new(BTreeMap::from([("support".to_owned(), support)])),
         pods: pods.collect(),
