@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn tiles_cover_every_row_once() {
-        for sizes in [&[12usize, 8, 6, 4, 3, 2, 1][..], &[4, 3, 2, 1], &[1]] {
+        for sizes in [&[24usize, 16, 12, 8, 6, 4, 3, 2, 1][..], &[4, 3, 2, 1], &[1]] {
             for rows in 0..200 {
                 let tiles = tiles(rows, sizes);
                 let mut next = 0;

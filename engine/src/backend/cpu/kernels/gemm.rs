@@ -168,44 +168,54 @@ pub unsafe fn gemm<S: Simd>(item: &GemmItem<'_>) {
 
 #[inline(always)]
 unsafe fn all_tiles<S: Simd, W: Packed<S>>(item: &GemmItem<'_>) {
-    let mut panel = 0;
-    while panel < item.panel_count {
-        // Few rows leave registers for four panels, whose independent chains hide the latency of the multiply-add.
-        let wide = item.panel_count - panel;
-        let few = item.tiles.len() == 1 && item.tiles[0].rows <= 2;
-        let step = if wide >= 4 && few { 4 } else { wide.min(2) };
-        for tile in item.tiles {
+    for tile in item.tiles {
+        // Many rows are chains enough to hide the latency of the multiply-add, and need the registers; few rows are
+        // computed against several panels at once.
+        let wide = if tile.rows <= 4 { S::PANELS } else { 1 };
+        let mut panel = 0;
+        while panel < item.panel_count {
+            let step = if item.panel_count - panel >= wide { wide } else { 1 };
             match (tile.rows, step) {
-                (1, 4) => one_tile::<S, W, 1, 4>(item, panel, tile),
-                (1, 2) => one_tile::<S, W, 1, 2>(item, panel, tile),
-                (1, _) => one_tile::<S, W, 1, 1>(item, panel, tile),
-                (2, 4) => one_tile::<S, W, 2, 4>(item, panel, tile),
-                (2, 2) => one_tile::<S, W, 2, 2>(item, panel, tile),
-                (2, _) => one_tile::<S, W, 2, 1>(item, panel, tile),
-                (3, 2) => one_tile::<S, W, 3, 2>(item, panel, tile),
-                (3, _) => one_tile::<S, W, 3, 1>(item, panel, tile),
-                (4, 2) => one_tile::<S, W, 4, 2>(item, panel, tile),
-                (4, _) => one_tile::<S, W, 4, 1>(item, panel, tile),
-                _ => many_rows::<S, W>(item, panel, step, tile),
+                (1, 1) => one_tile::<S, W, 1, 1>(item, panel, tile),
+                (2, 1) => one_tile::<S, W, 2, 1>(item, panel, tile),
+                (3, 1) => one_tile::<S, W, 3, 1>(item, panel, tile),
+                (4, 1) => one_tile::<S, W, 4, 1>(item, panel, tile),
+                (_, 1) => many_rows::<S, W>(item, panel, tile),
+                _ => several_panels::<S, W>(item, panel, tile),
             }
+            panel += step;
         }
-        panel += step;
     }
 }
 
-/// Tile sizes that only sixteen-lane registers can hold; elsewhere they are never asked for and not instantiated.
+// What a machine's registers cannot hold is never asked for there: the constants leave it out of the instantiation.
+
 #[inline(always)]
-unsafe fn many_rows<S: Simd, W: Packed<S>>(item: &GemmItem<'_>, panel: usize, step: usize, tile: &Tile) {
+unsafe fn several_panels<S: Simd, W: Packed<S>>(item: &GemmItem<'_>, panel: usize, tile: &Tile) {
+    match tile.rows {
+        1 if S::PANELS == 4 => one_tile::<S, W, 1, 4>(item, panel, tile),
+        2 if S::PANELS == 4 => one_tile::<S, W, 2, 4>(item, panel, tile),
+        3 if S::PANELS == 4 => one_tile::<S, W, 3, 4>(item, panel, tile),
+        4 if S::PANELS == 4 => one_tile::<S, W, 4, 4>(item, panel, tile),
+        1 if S::PANELS == 2 => one_tile::<S, W, 1, 2>(item, panel, tile),
+        2 if S::PANELS == 2 => one_tile::<S, W, 2, 2>(item, panel, tile),
+        3 if S::PANELS == 2 => one_tile::<S, W, 3, 2>(item, panel, tile),
+        4 if S::PANELS == 2 => one_tile::<S, W, 4, 2>(item, panel, tile),
+        _ => {}
+    }
+}
+
+#[inline(always)]
+unsafe fn many_rows<S: Simd, W: Packed<S>>(item: &GemmItem<'_>, panel: usize, tile: &Tile) {
     if S::ROW_TILES[0] <= 4 {
         return;
     }
-    match (tile.rows, step) {
-        (6, 2) => one_tile::<S, W, 6, 2>(item, panel, tile),
-        (6, _) => one_tile::<S, W, 6, 1>(item, panel, tile),
-        (8, 2) => one_tile::<S, W, 8, 2>(item, panel, tile),
-        (8, _) => one_tile::<S, W, 8, 1>(item, panel, tile),
-        (12, 2) => one_tile::<S, W, 12, 2>(item, panel, tile),
-        (12, _) => one_tile::<S, W, 12, 1>(item, panel, tile),
+    match tile.rows {
+        6 => one_tile::<S, W, 6, 1>(item, panel, tile),
+        8 => one_tile::<S, W, 8, 1>(item, panel, tile),
+        12 => one_tile::<S, W, 12, 1>(item, panel, tile),
+        16 => one_tile::<S, W, 16, 1>(item, panel, tile),
+        24 => one_tile::<S, W, 24, 1>(item, panel, tile),
         _ => {}
     }
 }

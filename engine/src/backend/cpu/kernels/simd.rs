@@ -17,6 +17,8 @@ pub trait Simd: Copy + 'static {
     type I: Copy;
     /// Row counts of the matrix kernel's tiles that fit this machine's registers, largest first, the last one 1.
     const ROW_TILES: &'static [usize];
+    /// Panels that the matrix kernel takes at once with up to four rows: 1, 2 or 4.
+    const PANELS: usize;
 
     unsafe fn splat(value: f32) -> Self::F;
     unsafe fn load(from: *const f32) -> Self::F;
@@ -103,6 +105,7 @@ impl Simd for Portable {
     type F = [f32; LANES];
     type I = [u32; LANES];
     const ROW_TILES: &'static [usize] = &[4, 2, 1];
+    const PANELS: usize = 1;
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self::F {

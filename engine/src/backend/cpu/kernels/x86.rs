@@ -10,7 +10,8 @@ pub struct Avx512;
 impl Simd for Avx512 {
     type F = __m512;
     type I = __m512i;
-    const ROW_TILES: &'static [usize] = &[12, 8, 6, 4, 3, 2, 1];
+    const ROW_TILES: &'static [usize] = &[24, 16, 12, 8, 6, 4, 3, 2, 1];
+    const PANELS: usize = 4;
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> __m512 {
@@ -108,6 +109,7 @@ impl Simd for Avx2 {
     type F = F;
     type I = I;
     const ROW_TILES: &'static [usize] = &[4, 3, 2, 1];
+    const PANELS: usize = 2;
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> F {
