@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use lorafleet_artifact::{BaseShape, Digest, Fitted, FittedModule, FloatType, ModuleKind, TensorRef};
 use lorafleet_engine::adapter::HostAdapter;
 use lorafleet_engine::backend::Backend;
-use lorafleet_engine::batch::{PageId, ResidentId, Segment, SequenceId};
+use lorafleet_engine::batch::{PageId, ResidentId, SampleSpec, Segment, SequenceId};
 use support::{Runner, greedy};
 
 const PROMPT: usize = 64;
@@ -59,6 +59,10 @@ fn report(name: &str, tokens_per_second: f64) {
     println!("{name},{tokens_per_second:.1},tokens/s");
 }
 
+fn without_logprobs() -> SampleSpec {
+    SampleSpec { logprobs: None, ..greedy() }
+}
+
 /// One sequence for each entry, decoded together.
 fn decode(runner: &mut Runner, adapters: &[Option<ResidentId>]) -> f64 {
     let page_tokens = runner.backend.page_budget().page_tokens as usize;
@@ -70,7 +74,7 @@ fn decode(runner: &mut Runner, adapters: &[Option<ResidentId>]) -> f64 {
         tokens,
         position: position as u32,
         pages: tables[index].clone(),
-        sample: Some(greedy()),
+        sample: Some(without_logprobs()),
     };
     let prompt = |index: usize| (0..PROMPT as u32).map(|i| 1000 + 37 * i + index as u32).collect();
     runner.step((0..adapters.len()).map(|index| segment(index, 0, prompt(index))).collect());
@@ -98,7 +102,7 @@ fn prefill(runner: &mut Runner, adapter: Option<ResidentId>) -> f64 {
             tokens: tokens.clone(),
             position: 0,
             pages: table.clone(),
-            sample: Some(greedy()),
+            sample: Some(without_logprobs()),
         };
         let start = Instant::now();
         runner.step(vec![segment]);

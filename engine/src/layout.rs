@@ -109,3 +109,53 @@ impl Cursor {
         Ok(rows)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use lorafleet_artifact::{ModuleKind, TensorRef};
+
+    use super::*;
+
+    fn module(layer: u32, kind: ModuleKind, rank: u32, input: u32, output: u32, dtype: FloatType) -> FittedModule {
+        let tensor = |rows, columns| TensorRef { name: String::new(), dtype, rows, columns, range: 0..0 };
+        let (a, b) = (tensor(rank, input), tensor(output, rank));
+        FittedModule { module: ModuleId::in_layer(layer, kind), rank, scale: 1.0, a, b }
+    }
+
+    #[test]
+    fn rows_lie_in_their_pages_and_apart() {
+        let modules = [
+            module(0, ModuleKind::Q, 100, 576, 576, FloatType::Bf16),
+            module(0, ModuleKind::Down, 1, 1536, 577, FloatType::F32),
+            module(1, ModuleKind::K, 31, 576, 192, FloatType::F16),
+            module(7, ModuleKind::Up, 256, 576, 1536, FloatType::F32),
+        ];
+        for page_bytes in [6144, 8192, 65_536, 1 << 20] {
+            let layout = Layout::of(&modules, page_bytes).unwrap();
+            let mut taken: Vec<(u32, u64, u64)> = Vec::new();
+            for rows in layout.modules.iter().flat_map(|module| [module.a, module.b]) {
+                let places: Vec<(u32, u64)> = rows.places(page_bytes).collect();
+                assert_eq!(places.len(), rows.count as usize);
+                taken.extend(places.into_iter().map(|(page, offset)| (page, offset, offset + rows.stride)));
+            }
+            assert_eq!(taken.len(), 2 * (100 + 1 + 31 + 256));
+            for (page, offset, end) in &taken {
+                assert!(*page < layout.pages && *end <= page_bytes && offset % ROW_ALIGN == 0);
+            }
+            // In the order of placing, no row begins before the last one ends.
+            assert!(
+                taken.windows(2).all(|pair| (pair[0].0, pair[0].2) <= (pair[1].0, pair[1].1) || pair[0].0 < pair[1].0)
+            );
+            assert_eq!(taken.last().map(|row| row.0 + 1), Some(layout.pages));
+            assert_eq!(layout.bytes(), u64::from(layout.pages) * page_bytes);
+        }
+    }
+
+    #[test]
+    fn a_row_longer_than_a_page_is_refused_with_both_values() {
+        let wide = [module(3, ModuleKind::Down, 8, 1536, 576, FloatType::F32)];
+        let error = Layout::of(&wide, 6080).unwrap_err();
+        assert_eq!(error.to_string(), "model.layers.3.mlp.down_proj: a row of 6144 bytes does not fit a page of 6080");
+        assert_eq!(Layout::of(&[], 64).unwrap().pages, 0);
+    }
+}

@@ -15,18 +15,6 @@ use super::tensor::StoredType;
 const JSON_BYTES_MAX: u64 = 64 << 20;
 const HEADER_BYTES_MAX: usize = 128 << 20;
 
-/// Files that, beside the weights, decide what the model says.
-const TEXT_FILES: [&str; 8] = [
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "model.safetensors.index.json",
-];
-
 #[derive(Deserialize)]
 struct Config {
     model_type: String,
@@ -90,8 +78,18 @@ pub(super) fn read(folder: &Path) -> Result<(Shape, Catalog, Vec<PathBuf>), Mode
     for path in &weights {
         add_file(&mut catalog, path)?;
     }
-    let text = TEXT_FILES.iter().map(|name| folder.join(name)).filter(|path| path.is_file());
-    Ok((shape, catalog, text.chain(weights.iter().cloned()).collect()))
+    Ok((shape, catalog, identity_files(folder)?))
+}
+
+/// The files of the folder that the digest rule takes.
+fn identity_files(folder: &Path) -> Result<Vec<PathBuf>, ModelError> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(io(folder))? {
+        names.extend(entry.map_err(io(folder))?.file_name().into_string());
+    }
+    let (_, files) = lorafleet_artifact::base_files(names.iter().map(String::as_str))
+        .map_err(|refusal| ModelError::Malformed(format!("{}: {refusal}", folder.display())))?;
+    Ok(files.iter().map(|name| folder.join(name)).collect())
 }
 
 fn io(path: &Path) -> impl FnOnce(std::io::Error) -> ModelError {

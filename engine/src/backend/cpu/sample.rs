@@ -33,11 +33,24 @@ impl Raw {
         let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let total: f64 = logits.iter().map(|logit| f64::from((logit - top).exp())).sum();
         let log_total = (f64::from(top) + total.ln()) as f32;
-        let mut order = ids(logits);
-        keep_best(&mut order, count);
-        let alternatives = order.into_iter().map(|(logit, id)| (id, logit - log_total)).collect();
+        let alternatives = leaders(logits, count).into_iter().map(|(logit, id)| (id, logit - log_total)).collect();
         Self { logits: logits.to_vec(), log_total, alternatives }
     }
+}
+
+/// The `count` best in order, in one pass: few are asked for, and few of a row are ever among the best so far.
+fn leaders(logits: &[f32], count: usize) -> Vec<Candidate> {
+    let mut leaders: Vec<Candidate> = Vec::with_capacity(count + 1);
+    for candidate in logits.iter().copied().zip(0u32..) {
+        let full = leaders.len() == count;
+        if full && leaders.last().is_none_or(|last| order(last, &candidate).is_le()) {
+            continue;
+        }
+        let at = leaders.partition_point(|leader| order(leader, &candidate).is_le());
+        leaders.insert(at, candidate);
+        leaders.truncate(count);
+    }
+    leaders
 }
 
 fn adjust(logits: &mut [f32], spec: &SampleSpec) {
@@ -163,4 +176,134 @@ fn uniform(seed: u64, draw: u64) -> f64 {
     let state = mix(seed.wrapping_add(0x9e37_79b9_7f4a_7c15));
     let bits = mix(state.wrapping_add(draw.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
     (bits >> 11) as f64 / (1u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::batch::Seen;
+
+    fn spec() -> SampleSpec {
+        SampleSpec {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: 7,
+            draw: 0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            repetition_penalty: 1.0,
+            seen: Arc::default(),
+            logit_bias: Arc::default(),
+            banned: Arc::new([]),
+            logprobs: None,
+        }
+    }
+
+    fn token(logits: &[f32], spec: &SampleSpec) -> u32 {
+        sample(SequenceId(0), &mut logits.to_vec(), spec).token
+    }
+
+    /// Logits whose probabilities are 0.5, 0.25, 0.15, 0.07, 0.03.
+    fn five() -> Vec<f32> {
+        [0.5f32, 0.25, 0.15, 0.07, 0.03].map(f32::ln).to_vec()
+    }
+
+    /// How often each of the five is drawn in many draws.
+    fn shares(spec: &SampleSpec) -> Vec<f64> {
+        const DRAWS: u32 = 20_000;
+        let mut counts = [0u32; 5];
+        for draw in 0..u64::from(DRAWS) {
+            counts[token(&five(), &SampleSpec { draw, ..spec.clone() }) as usize] += 1;
+        }
+        counts.iter().map(|count| f64::from(*count) / f64::from(DRAWS)).collect()
+    }
+
+    fn check_shares(what: &str, spec: &SampleSpec, expected: [f64; 5]) {
+        for (found, expected) in shares(spec).iter().zip(expected) {
+            // Four standard deviations of 20,000 draws are below 0.015; what cannot be drawn is never drawn.
+            assert!(
+                (found - expected).abs() < 0.015 && (expected > 0.0 || *found == 0.0),
+                "{what}: {found} {expected}"
+            );
+        }
+    }
+
+    #[test]
+    fn draws_follow_the_distribution() {
+        check_shares("plain", &spec(), [0.5, 0.25, 0.15, 0.07, 0.03]);
+        check_shares("top-k 2", &SampleSpec { top_k: 2, ..spec() }, [2.0 / 3.0, 1.0 / 3.0, 0.0, 0.0, 0.0]);
+        let mass = 0.5 + 0.25 + 0.15;
+        let three = [0.5 / mass, 0.25 / mass, 0.15 / mass, 0.0, 0.0];
+        check_shares("top-p 0.8", &SampleSpec { top_p: 0.8, ..spec() }, three);
+        check_shares("min-p 0.2", &SampleSpec { min_p: 0.2, ..spec() }, three);
+        let top_p_zero = SampleSpec { top_p: 0.0, ..spec() };
+        check_shares("top-p 0", &top_p_zero, [1.0, 0.0, 0.0, 0.0, 0.0]);
+        let total = 0.25 + 0.0625 + 0.0225 + 0.0049 + 0.0009;
+        let squared = [0.25, 0.0625, 0.0225, 0.0049, 0.0009].map(|p| p / total);
+        check_shares("temperature 0.5", &SampleSpec { temperature: 0.5, ..spec() }, squared);
+        let banned = SampleSpec { banned: Arc::new([0]), ..spec() };
+        check_shares("banned", &banned, [0.0, 0.5, 0.3, 0.14, 0.06]);
+    }
+
+    #[test]
+    fn the_same_seed_and_draw_give_the_same_token_and_others_differ() {
+        let logits = vec![0.0; 1000];
+        let drawn = |seed, draw| token(&logits, &SampleSpec { seed, draw, ..spec() });
+        assert_eq!(drawn(1, 2), drawn(1, 2));
+        let different: std::collections::BTreeSet<u32> = (0..64).map(|draw| drawn(1, draw)).collect();
+        assert!(different.len() > 50);
+        assert_ne!(drawn(1, 2), drawn(2, 2));
+    }
+
+    #[test]
+    fn greedy_takes_the_lowest_of_equals_and_lives_with_what_is_no_number() {
+        let greedy = SampleSpec { temperature: 0.0, ..spec() };
+        assert_eq!(token(&[1.0, 3.0, 3.0], &greedy), 1);
+        assert_eq!(token(&[f32::NAN, 3.0, f32::NAN], &greedy), 1);
+        assert_eq!(token(&[f32::NEG_INFINITY; 3], &greedy), 0);
+        assert_eq!(token(&[f32::NEG_INFINITY; 3], &spec()), 0);
+    }
+
+    #[test]
+    fn penalties_and_bias_move_logits_as_defined() {
+        let seen = BTreeMap::from([(0, Seen { prompt: 1, output: 0 }), (1, Seen { prompt: 0, output: 3 })]);
+        let spec = SampleSpec {
+            presence_penalty: 0.5,
+            frequency_penalty: 0.25,
+            repetition_penalty: 2.0,
+            seen: Arc::new(seen),
+            logit_bias: Arc::new(BTreeMap::from([(2, -1.5)])),
+            ..spec()
+        };
+        let mut logits = [4.0, -1.0, 2.0, 7.0];
+        adjust(&mut logits, &spec);
+        // 4 / 2; -1 * 2 - 0.5 - 3 * 0.25; 2 - 1.5; untouched.
+        assert_eq!(logits, [2.0, -3.25, 0.5, 7.0]);
+    }
+
+    #[test]
+    fn log_probabilities_are_of_the_raw_distribution() {
+        let spec = SampleSpec { temperature: 0.3, top_k: 1, logprobs: Some(3), banned: Arc::new([0]), ..spec() };
+        let row = sample(SequenceId(3), &mut five(), &spec);
+        assert_eq!((row.sequence, row.token), (SequenceId(3), 1));
+        assert!((row.logprob - 0.25f32.ln()).abs() < 1e-6);
+        let ids: Vec<u32> = row.alternatives.iter().map(|alternative| alternative.0).collect();
+        assert_eq!(ids, [0, 1, 2]);
+        assert!((row.alternatives[2].1 - 0.15f32.ln()).abs() < 1e-6);
+    }
+
+    #[test]
+    fn leaders_are_what_a_full_sort_gives() {
+        let logits: Vec<f32> = (0..500u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as f32).collect();
+        for count in [0, 1, 5, 20, 499, 500, 600] {
+            let mut sorted = ids(&logits);
+            keep_best(&mut sorted, count);
+            assert_eq!(leaders(&logits, count), sorted, "{count}");
+        }
+    }
 }

@@ -9,6 +9,8 @@ pub mod gemm;
 pub mod lora;
 pub mod rows;
 pub mod simd;
+#[cfg(test)]
+mod tests;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
