@@ -14,7 +14,7 @@ const CASES: [(&str, &str, &str, &str, &[&str]); 4] = [
         "SourceForbidden",
         &["s3://adapters/private/pirate"],
     ),
-    ("corrupt", "s3://adapters/team/corrupt", "Verified", "Malformed", &["adapter_model.safetensors"]),
+    ("corrupt", "s3://adapters/team/corrupt", "Verified", "Malformed", &["lora_A.weight", "457728", "452964"]),
 ];
 
 #[test]
