@@ -119,6 +119,10 @@ pub struct LoraAdapterStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub verified_for: Option<String>,
+    /// Digest of the base that `digest` was verified for. Pods of another base hold nothing of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::schema::optional_digest")]
+    pub verified_base: Option<Digest>,
     /// Largest rank of any module.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
@@ -247,6 +251,9 @@ pub struct PlacementStatus {
     pub digest: Digest,
     /// The pod has said so for its present boot.
     pub ready: bool,
+    /// Kubernetes sends the pod traffic.
+    #[serde(default)]
+    pub traffic: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<PlacementError>,
 }

@@ -7,7 +7,7 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 
 /// What became of the job of one object.
@@ -60,12 +60,38 @@ enum Progress<T> {
 /// All jobs of one controller.
 pub struct Jobs<T> {
     entries: Arc<Mutex<HashMap<String, Entry<T>>>>,
-    permits: Arc<Semaphore>,
+    permits: Arc<Permits>,
+}
+
+/// How much is read at the same time: so many in all, and one of each namespace, so that a slow source holds up its own
+/// namespace alone.
+pub struct Permits {
+    all: Arc<Semaphore>,
+    of_namespace: Mutex<HashMap<String, Arc<Semaphore>>>,
+}
+
+impl Permits {
+    pub fn new(most: usize) -> Self {
+        Self { all: Arc::new(Semaphore::new(most)), of_namespace: Mutex::default() }
+    }
+
+    /// Waits for a turn; it ends when the permits are dropped. `None` never comes: the semaphores are never closed.
+    async fn turn(&self, namespace: &str) -> Option<(OwnedSemaphorePermit, OwnedSemaphorePermit)> {
+        let own = {
+            let mut all = self.of_namespace.lock().unwrap_or_else(PoisonError::into_inner);
+            // Nobody waits for or holds those that are only here.
+            all.retain(|_, own| Arc::strong_count(own) > 1);
+            all.entry(namespace.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(1))).clone()
+        };
+        let own = own.acquire_owned().await.ok()?;
+        let one = self.all.clone().acquire_owned().await.ok()?;
+        Some((own, one))
+    }
 }
 
 impl<T: Clone + Send + 'static> Jobs<T> {
     /// `permits` bounds what runs at the same time; several tables may share it.
-    pub fn new(permits: Arc<Semaphore>) -> Self {
+    pub fn new(permits: Arc<Permits>) -> Self {
         Self { entries: Arc::default(), permits }
     }
 
@@ -92,8 +118,14 @@ impl<T: Clone + Send + 'static> Jobs<T> {
 
     /// Starts `work` for the object `uid`, and stops what ran for it under another fingerprint. `ended` is called after
     /// the outcome can be seen.
-    pub fn start<F>(&self, uid: &str, fingerprint: &str, work: F, ended: impl FnOnce() + Send + 'static)
-    where
+    pub fn start<F>(
+        &self,
+        namespace: &str,
+        uid: &str,
+        fingerprint: &str,
+        work: F,
+        ended: impl FnOnce() + Send + 'static,
+    ) where
         F: Future<Output = Result<T, Fault>> + Send + 'static,
     {
         let mut entries = Self::lock(&self.entries);
@@ -108,10 +140,9 @@ impl<T: Clone + Send + 'static> Jobs<T> {
             None => 1,
         };
         let (shared, permits) = (self.entries.clone(), self.permits.clone());
-        let (key, wanted) = (uid.to_owned(), fingerprint.to_owned());
+        let (key, wanted, namespace) = (uid.to_owned(), fingerprint.to_owned(), namespace.to_owned());
         let task = tokio::spawn(async move {
-            // The semaphore is never closed; without a permit there would be no bound, so there is no work either.
-            let Ok(_permit) = permits.acquire_owned().await else { return };
+            let Some(_turn) = permits.turn(&namespace).await else { return };
             let outcome = work.await;
             if let Some(entry) = Self::lock(&shared).get_mut(&key).filter(|entry| entry.fingerprint == wanted) {
                 entry.progress = match outcome {
@@ -160,18 +191,18 @@ mod tests {
 
     #[tokio::test]
     async fn a_job_runs_once_per_fingerprint_and_counts_its_failures() {
-        let jobs: Jobs<u32> = Jobs::new(Arc::new(Semaphore::new(1)));
+        let jobs: Jobs<u32> = Jobs::new(Arc::new(Permits::new(2)));
         assert_eq!(jobs.state("a", "1"), JobState::Idle);
         for attempt in 1..=2 {
             let (sender, ended) = tokio::sync::oneshot::channel();
-            jobs.start("a", "1", async { Err(unavailable()) }, || sender.send(()).unwrap());
+            jobs.start("demo", "a", "1", async { Err(unavailable()) }, || sender.send(()).unwrap());
             ended.await.unwrap();
             assert!(matches!(jobs.state("a", "1"), JobState::Failed { attempts, .. } if attempts == attempt));
         }
-        jobs.start("a", "1", std::future::pending(), || ());
+        jobs.start("demo", "a", "1", std::future::pending(), || ());
         assert_eq!(jobs.state("a", "1"), JobState::Running);
         let (sender, ended) = tokio::sync::oneshot::channel();
-        jobs.start("a", "2", async { Ok(7) }, || sender.send(()).unwrap());
+        jobs.start("demo", "a", "2", async { Ok(7) }, || sender.send(()).unwrap());
         ended.await.unwrap();
         assert_eq!((jobs.state("a", "1"), jobs.state("a", "2")), (JobState::Idle, JobState::Done(7)));
         jobs.retain(|_| false);

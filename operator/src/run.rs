@@ -10,12 +10,11 @@ use kube::runtime::controller::{Action, Config, applier};
 use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Client, Resource, ResourceExt};
-use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::context::{ApiError, Context, Sightings};
 use crate::election::Election;
-use crate::job::Jobs;
+use crate::job::{Jobs, Permits};
 use crate::metrics::Metrics;
 use crate::settings::{Limits, Settings};
 use crate::watch::{Queues, StoreLost, bells, start};
@@ -99,7 +98,7 @@ async fn lead(client: Client, settings: Settings, metrics: Arc<Metrics>, identit
     let (bells, queues) = bells();
     let stores = start(&client, &bells).await?;
     let reporter = Reporter { controller: "lorafleet-operator".to_owned(), instance: Some(identity) };
-    let permits = Arc::new(Semaphore::new(settings.reads_max.into()));
+    let permits = Arc::new(Permits::new(settings.reads_max.into()));
     let context = Arc::new(Context {
         recorder: Recorder::new(client.clone(), reporter),
         engines: pool::Engines::new(&limits)?,

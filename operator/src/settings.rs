@@ -31,8 +31,11 @@ pub struct Settings {
     /// If given, no allowedSources entry of any BaseModel reaches beyond one of these prefixes.
     #[arg(long = "source-cap", env = "LORAFLEET_SOURCE_CAPS", value_delimiter = ',', value_name = "PREFIX")]
     pub source_caps: Vec<String>,
-    /// Adapters and base models that are read at the same time.
-    #[arg(long, env = "LORAFLEET_READS_MAX", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    /// Read sources without a Secret as the operator's own identity, whoever names them. Within a source cap it always may.
+    #[arg(long, env = "LORAFLEET_ALLOW_AMBIENT_CREDENTIALS")]
+    pub allow_ambient_credentials: bool,
+    /// Adapters and base models that are read at the same time; of one namespace, one at a time.
+    #[arg(long, env = "LORAFLEET_READS_MAX", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub reads_max: u16,
     /// Seconds between two looks at a pool in which nothing happens.
     #[arg(long, env = "LORAFLEET_HEARTBEAT_S", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=600))]
@@ -59,8 +62,9 @@ pub struct Limits {
     pub retry_longest: Duration,
     /// Between two looks for a source that does not exist or refuses the credentials.
     pub retry_absent: Duration,
-    /// For reading one source from the first byte to the last.
+    /// For reading one source from the first byte to the last: this, and its bytes at the slowest rate that is borne.
     pub read_timeout: Duration,
+    pub read_bytes_per_second_min: u64,
 }
 
 impl Limits {
@@ -74,6 +78,15 @@ impl Limits {
         retry_first: Duration::from_secs(1),
         retry_longest: Duration::from_secs(60),
         retry_absent: Duration::from_secs(30),
-        read_timeout: Duration::from_secs(3600),
+        read_timeout: Duration::from_secs(60),
+        read_bytes_per_second_min: 256 << 10,
     };
+}
+
+impl Limits {
+    /// For reading so many bytes.
+    pub fn read_timeout_of(&self, bytes: u64) -> Duration {
+        let at_least = self.read_bytes_per_second_min.max(1);
+        self.read_timeout.saturating_add(Duration::from_secs(bytes / at_least))
+    }
 }

@@ -1,5 +1,7 @@
 //! From what a spec says about a source to a reader of it: the entry that allows it, and its credentials.
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use lorafleet_artifact::{Reason, Scheme, SourceUri};
@@ -72,8 +74,20 @@ pub fn readable(uri: &str, caps: &[String]) -> Result<SourceUri, Closed> {
 /// A reader for what is behind one door. The Secret is read now, so that a changed one counts at the next attempt.
 pub async fn open(door: &Door, context: &Context) -> Result<Sources, Fault> {
     let missing = |message: String| Fault { kind: FaultKind::CredentialsMissing, message };
-    let prefix = door.prefix.parse().map_err(|refusal: lorafleet_artifact::Refusal| missing(refusal.message))?;
+    let prefix: SourceUri =
+        door.prefix.parse().map_err(|refusal: lorafleet_artifact::Refusal| missing(refusal.message))?;
     let credentials = match &door.secret {
+        None if door.endpoint.is_some() => {
+            let message = format!("'{prefix}' has an endpoint of its own: it needs a credentialsSecretRef");
+            return Err(missing(message));
+        }
+        // The operator's own identity is nobody's to borrow, but where the cluster's owner said so.
+        None if context.settings.source_caps.is_empty() && !context.settings.allow_ambient_credentials => {
+            let message = format!(
+                "'{prefix}' needs a credentialsSecretRef: the operator lends its own identity only with --allow-ambient-credentials or within a --source-cap"
+            );
+            return Err(missing(message));
+        }
         None => Credentials::Ambient,
         Some(name) => credentials(&door.namespace, name, context).await?,
     };
@@ -158,4 +172,9 @@ pub fn stalls(kind: FaultKind) -> bool {
 /// A file as a status names it.
 pub fn source_file(file: &FileInfo) -> SourceFile {
     SourceFile { name: file.name.clone(), size_bytes: file.bytes, version: Some(file.version.to_string()) }
+}
+
+/// The fault of a source that is read more slowly than is borne.
+pub fn too_slow(limit: Duration) -> Fault {
+    Fault { kind: FaultKind::Unavailable, message: format!("not read within {} s", limit.as_secs()) }
 }

@@ -2,6 +2,7 @@
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt;
+use lorafleet_artifact::Digest;
 use lorafleet_crds::{Backend, BaseModel, SecretRef, ServingPool, names};
 use serde::Serialize;
 
@@ -26,6 +27,8 @@ pub struct ConfigError(#[from] toml::ser::Error);
 #[derive(Serialize)]
 struct EngineConfig {
     model: String,
+    model_digest: String,
+    base_identity: Vec<String>,
     served_model_name: String,
     listen: String,
     backend: &'static str,
@@ -58,10 +61,17 @@ struct Source {
     credentials_dir: Option<String>,
 }
 
-pub(super) fn engine_config(pool: &ServingPool, base: &BaseModel) -> Result<ConfigMap, ConfigError> {
+pub(super) fn engine_config(
+    pool: &ServingPool,
+    base: &BaseModel,
+    base_digest: &Digest,
+) -> Result<ConfigMap, ConfigError> {
     let capacity = &pool.spec.capacity;
     let config = EngineConfig {
         model: base.spec.source.uri.clone(),
+        // The engine refuses to start on other weights, and to load adapters that were made for another base.
+        model_digest: base_digest.to_string(),
+        base_identity: [base_digest].into_iter().chain(&base.spec.identities).map(Digest::to_string).collect(),
         served_model_name: base.name_any(),
         listen: format!("0.0.0.0:{ENGINE_PORT}"),
         backend: match pool.spec.engine.backend {
@@ -85,8 +95,16 @@ pub(super) fn engine_config(pool: &ServingPool, base: &BaseModel) -> Result<Conf
     })
 }
 
-/// Bytes of the cache volume: what is asked for, else enough for the base and many adapters.
-pub(super) fn disk_cache_bytes(pool: &ServingPool, base: &BaseModel) -> u64 {
+/// Bytes of the volume: the cache, a tenth more for downloads, which are complete before they replace what was there, and
+/// the base twice, since an old one goes after the new one came.
+pub(super) fn volume_bytes(pool: &ServingPool, base: &BaseModel) -> u64 {
+    let cache = disk_cache_bytes(pool, base);
+    let base_bytes = base.status.as_ref().and_then(|status| status.size_bytes).unwrap_or_default();
+    cache.saturating_add(cache / 10).saturating_add(base_bytes.saturating_mul(2))
+}
+
+/// Bytes of the cache for adapters: what is asked for, else enough for the base and many adapters.
+fn disk_cache_bytes(pool: &ServingPool, base: &BaseModel) -> u64 {
     let base_bytes = base.status.as_ref().and_then(|status| status.size_bytes).unwrap_or_default();
     pool.spec.capacity.disk_cache_bytes.unwrap_or(DISK_CACHE_BYTES.max(base_bytes.saturating_mul(2)))
 }

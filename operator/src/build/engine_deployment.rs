@@ -15,7 +15,7 @@ use lorafleet_artifact::Digest;
 use lorafleet_crds::{BaseModel, ServingPool, names};
 
 use super::config_map::{
-    CACHE_FOLDER, CONFIG_FILE, CONFIG_FOLDER, KEYS_FOLDER, SOURCES_FOLDER, credentials, disk_cache_bytes,
+    CACHE_FOLDER, CONFIG_FILE, CONFIG_FOLDER, KEYS_FOLDER, SOURCES_FOLDER, credentials, volume_bytes,
 };
 use super::{Defaults, ENGINE_PORT, container_security, labels, metadata, pod_security, selector};
 use crate::hash::short_hash;
@@ -127,13 +127,11 @@ fn probe(path: &str, period_s: i32, failures: i32) -> Probe {
 
 fn volumes(pool: &ServingPool, base: &BaseModel) -> (Vec<Volume>, Vec<VolumeMount>) {
     let pool_name = pool.name_any();
-    let bytes = disk_cache_bytes(pool, base);
     let config = ConfigMapVolumeSource { name: names::engine(&pool_name), ..ConfigMapVolumeSource::default() };
     let mut volumes = vec![
         Volume { name: "config".to_owned(), config_map: Some(config), ..Volume::default() },
         secret("keys".to_owned(), &names::engine_keys(&pool_name)),
-        // A download is complete before it replaces what was there: a tenth more than the cache itself.
-        scratch("cache", bytes.saturating_add(bytes / 10)),
+        scratch("cache", volume_bytes(pool, base)),
         scratch("tmp", 64 << 20),
     ];
     let mut mounts = vec![

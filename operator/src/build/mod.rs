@@ -80,7 +80,7 @@ pub fn objects(
     base_digest: &Digest,
     defaults: &Defaults,
 ) -> Result<Objects, ConfigError> {
-    let config = config_map::engine_config(pool, base)?;
+    let config = config_map::engine_config(pool, base, base_digest)?;
     Ok(Objects {
         engine_service: service::engine(pool),
         engine: engine_deployment::engine(pool, base, base_digest, &config, defaults),

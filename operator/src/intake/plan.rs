@@ -102,7 +102,7 @@ fn remembered(adapter: &LoraAdapter, gate: &Gate) -> Option<Standing> {
     }
     let verified = find(&status.conditions, ConditionType::Verified)?;
     match verified.status.as_str() {
-        "True" => status.digest.map(|_| Standing::Verified),
+        "True" => status.verified_base.and(status.digest).map(|_| Standing::Verified),
         "False" => Some(Standing::Refused {
             reason: verified.reason.clone(),
             message: verified.message.clone(),
@@ -138,7 +138,8 @@ fn keep_pin(old: LoraAdapterStatus, pinned: bool) -> LoraAdapterStatus {
     if pinned {
         LoraAdapterStatus { conditions: Vec::new(), verified_for: None, ..old }
     } else {
-        LoraAdapterStatus::default()
+        // The revision that is served was verified for this base, whatever the spec asks for by now.
+        LoraAdapterStatus { verified_base: old.verified_base, ..LoraAdapterStatus::default() }
     }
 }
 
@@ -150,6 +151,7 @@ fn verified(adapter: &LoraAdapter, gate: &Gate, found: &Facts) -> LoraAdapterSta
             resolve_at: adapter.annotations().get(RESOLVE_AT_ANNOTATION).cloned(),
             files: found.files.clone(),
         }),
+        verified_base: gate.order.policy.identities.first().copied(),
         rank: Some(found.rank),
         ranks: found.ranks.clone(),
         alpha: Some(found.alpha),

@@ -4,12 +4,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use lorafleet_artifact::{Digest, SourceUri};
 use lorafleet_crds::condition::{Cause, ConditionStatus, ConditionType};
-use lorafleet_crds::{LoraAdapter, LoraAdapterStatus, PoolPlacement, RetiringRevision};
+use lorafleet_crds::{LoraAdapter, LoraAdapterStatus, PlacementStatus, PoolPlacement, RetiringRevision};
 
 use super::gate::allowing_entry;
 use super::observed::Observed;
 use super::plan::Standing;
 use crate::conditions::Stated;
+use crate::source::readable;
 
 /// Longest `status.served`, in characters, as the schema has it.
 const SERVED_CHARACTERS_MAX: usize = 256;
@@ -32,9 +33,13 @@ pub(super) struct Rollout {
 pub(super) fn rollout(observed: &Observed, standing: &Standing, digest: Option<Digest>) -> Rollout {
     let status = observed.adapter.status.clone().unwrap_or_default();
     let pools = pools(observed);
+    let base = observed.base.as_ref().and_then(|base| base.status.as_ref()?.digest);
+    let other_base = base.is_some() && status.verified_base != base;
     let stays = status.current_revision.filter(|_| !withdrawn(observed, standing));
+    // Once it is verified for another base than before, nothing but what was verified stays.
+    let stays = stays.filter(|stays| !(other_base && *standing == Standing::Verified) || digest == Some(*stays));
     // What is served goes on being served when its source changed or is read again; what is not, does not begin to be.
-    let outlives = standing.leaves_pinned() && stays.is_some() && stays == digest;
+    let outlives = !other_base && standing.leaves_pinned() && stays.is_some() && stays == digest;
     let desired = digest.filter(|_| *standing == Standing::Verified || outlives);
     let obstacle = standing.obstacle().filter(|_| !outlives);
     let promoted = desired.filter(|desired| stays != Some(*desired) && held_everywhere(&pools, desired));
@@ -94,7 +99,10 @@ fn withdrawn(observed: &Observed, standing: &Standing) -> bool {
 fn current_allowed(observed: &Observed) -> bool {
     let uri = |adapter: &LoraAdapter| adapter.status.as_ref()?.current_uri.as_ref()?.parse::<SourceUri>().ok();
     let policy = observed.base.as_ref().map(|base| &base.spec.adapter_policy);
-    uri(&observed.adapter).zip(policy).is_some_and(|(uri, policy)| allowing_entry(policy, &uri).is_some())
+    uri(&observed.adapter).zip(policy).is_some_and(|(uri, policy)| {
+        let in_caps = readable(&uri.to_string(), &observed.source_caps).is_ok();
+        in_caps && allowing_entry(policy, &uri).is_some()
+    })
 }
 
 /// Every pool that has pods holds it on each pod that takes traffic, and there is one.
@@ -187,7 +195,9 @@ fn rolled_out(placed: &Stated, desired: Option<Digest>, current: Option<Digest>,
 
 /// The name answers, from some revision.
 fn available(current: Option<Digest>, pools: &[PoolPlacement]) -> Stated {
-    let held = current.is_some_and(|current| pools.iter().any(|pool| pool.held.contains(&current)));
+    let answers =
+        |placement: &PlacementStatus| placement.traffic && placement.ready && Some(placement.digest) == current;
+    let held = pools.iter().flat_map(|pool| &pool.placements).any(answers);
     let (status, cause, message) = match (held, current) {
         (true, _) => (ConditionStatus::True, Cause::Succeeded, ""),
         (false, None) => (ConditionStatus::False, Cause::Waiting, "no revision is served yet"),

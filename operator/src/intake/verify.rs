@@ -11,8 +11,8 @@ use lorafleet_source::{Progress, ReadAdapter, Sources, read_adapter};
 use super::gate::{Order, mismatch_reason};
 use super::observed::{Facts, Outcome};
 use crate::context::Context;
-use crate::job::{Fault, FaultKind};
-use crate::source::{ReadEnd, open, source_file};
+use crate::job::Fault;
+use crate::source::{ReadEnd, open, source_file, too_slow};
 
 /// Starts the read; the controller is called again when it ends.
 pub(super) fn start(adapter: &Arc<LoraAdapter>, order: Order, context: &Arc<Context>) {
@@ -20,11 +20,7 @@ pub(super) fn start(adapter: &Arc<LoraAdapter>, order: Order, context: &Arc<Cont
     let (uid, fingerprint) = (adapter.uid().unwrap_or_default(), order.fingerprint.clone());
     let (shared, bells) = (context.clone(), context.bells.clone());
     let work = async move {
-        let limit = shared.limits.read_timeout;
-        let ended = match tokio::time::timeout(limit, read(&order, &shared)).await {
-            Ok(ended) => ended,
-            Err(_) => Err(Fault { kind: FaultKind::Unavailable, message: format!("not read within {limit:?}") }),
-        };
+        let ended = read(&order, &shared).await;
         let word = match &ended {
             Ok(Outcome::Verified(_)) => "verified",
             Ok(Outcome::Refused { reason, .. }) => reason,
@@ -33,7 +29,9 @@ pub(super) fn start(adapter: &Arc<LoraAdapter>, order: Order, context: &Arc<Cont
         shared.metrics.reads.with_label_values(&["intake", word]).inc();
         ended
     };
-    context.intake_jobs.start(&uid, &fingerprint, work, move || bells.ring_intake(reference));
+    context.intake_jobs.start(&adapter.namespace().unwrap_or_default(), &uid, &fingerprint, work, move || {
+        bells.ring_intake(reference)
+    });
 }
 
 async fn read(order: &Order, context: &Context) -> Result<Outcome, Fault> {
@@ -44,7 +42,9 @@ async fn read(order: &Order, context: &Context) -> Result<Outcome, Fault> {
     };
     let same_files = !order.pinned_files.is_empty() && files == order.pinned_files;
     let progress = Progress::default();
-    let read = read_adapter(&sources, &order.uri, order.claims, &order.shape, &order.policy, false, &progress).await;
+    let limit = context.limits.read_timeout_of(files.iter().map(|file| file.size_bytes).sum());
+    let read = read_adapter(&sources, &order.uri, order.claims, &order.shape, &order.policy, false, &progress);
+    let Ok(read) = tokio::time::timeout(limit, read).await else { return Err(too_slow(limit)) };
     match read {
         Ok(read) => Ok(Outcome::Verified(Box::new(facts(&read, files)))),
         Err(error) => match ReadEnd::from(error) {

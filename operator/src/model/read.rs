@@ -11,7 +11,7 @@ use lorafleet_source::{Progress, ReadBase, read_base};
 use super::plan::{Facts, Order, Outcome};
 use crate::context::Context;
 use crate::job::{Fault, FaultKind};
-use crate::source::{ReadEnd, open, source_file};
+use crate::source::{ReadEnd, open, source_file, too_slow};
 
 /// Starts the read; the controller is called again when it ends.
 pub(super) fn start(base: &Arc<BaseModel>, order: Order, context: &Arc<Context>) {
@@ -19,11 +19,7 @@ pub(super) fn start(base: &Arc<BaseModel>, order: Order, context: &Arc<Context>)
     let (uid, fingerprint) = (base.uid().unwrap_or_default(), order.fingerprint.clone());
     let (shared, bells) = (context.clone(), context.bells.clone());
     let work = async move {
-        let limit = shared.limits.read_timeout;
-        let ended = match tokio::time::timeout(limit, read(&order, &shared)).await {
-            Ok(ended) => ended,
-            Err(_) => Err(Fault { kind: FaultKind::Unavailable, message: format!("not read within {limit:?}") }),
-        };
+        let ended = read(&order, &shared).await;
         let word = match &ended {
             Ok(Outcome::Read(_)) => "verified",
             Ok(Outcome::Refused { reason, .. }) => reason,
@@ -32,12 +28,22 @@ pub(super) fn start(base: &Arc<BaseModel>, order: Order, context: &Arc<Context>)
         shared.metrics.reads.with_label_values(&["model", word]).inc();
         ended
     };
-    context.model_jobs.start(&uid, &fingerprint, work, move || bells.ring_model(reference));
+    context
+        .model_jobs
+        .start(&base.namespace().unwrap_or_default(), &uid, &fingerprint, work, move || bells.ring_model(reference));
 }
 
 async fn read(order: &Order, context: &Context) -> Result<Outcome, Fault> {
     let sources = open(&order.door, context).await?;
-    let found = match read_base(&sources, &order.uri, true, &Progress::default()).await {
+    let bytes: u64 = match sources.list(&order.uri).await {
+        Ok(listing) => listing.files.iter().map(|file| file.bytes).sum(),
+        // The read says what is wrong.
+        Err(_) => 0,
+    };
+    let limit = context.limits.read_timeout_of(bytes);
+    let progress = Progress::default();
+    let read = tokio::time::timeout(limit, read_base(&sources, &order.uri, true, &progress)).await;
+    let found = match read.map_err(|_| too_slow(limit))? {
         Ok(found) => found,
         Err(error) => {
             return match ReadEnd::from(error) {

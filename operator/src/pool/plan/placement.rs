@@ -87,12 +87,13 @@ impl fmt::Display for Verdict {
 pub(super) fn verdicts(observed: &Observed) -> Vec<(&LoraAdapter, Verdict)> {
     let selected: Vec<&LoraAdapter> =
         observed.adapters.iter().filter(|adapter| selects(&observed.pool.spec.adapter_selector, adapter)).collect();
+    let base = observed.base.as_ref().and_then(|base| base.status.as_ref()?.digest);
     let mut room = Room::of(observed);
     let mut placed: Vec<Vec<Revision>> = selected.iter().map(|_| Vec::new()).collect();
     let mut refused: Vec<Option<Reasoned>> = selected.iter().map(|_| None).collect();
     for stage in Stage::ALL {
         for ((adapter, placed), refused) in selected.iter().zip(&mut placed).zip(&mut refused) {
-            let Some(revision) = revision(adapter, stage) else { continue };
+            let Some(revision) = revision(adapter, base, stage) else { continue };
             match room.take(&revision) {
                 Ok(()) => placed.push(revision),
                 Err(why) => *refused = Some(why),
@@ -138,8 +139,9 @@ pub(super) fn wanted(verdicts: &[(&LoraAdapter, Verdict)]) -> Wanted {
 }
 
 /// The adapter's version at this stage, if it has one.
-fn revision(adapter: &LoraAdapter, stage: Stage) -> Option<Revision> {
-    let status = adapter.status.as_ref()?;
+fn revision(adapter: &LoraAdapter, base: Option<Digest>, stage: Stage) -> Option<Revision> {
+    // What was verified for another base may fit this one's shapes by chance.
+    let status = adapter.status.as_ref().filter(|status| base.is_some() && status.verified_base == base)?;
     if adapter.metadata.deletion_timestamp.is_some() {
         return None;
     }

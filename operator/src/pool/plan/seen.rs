@@ -60,7 +60,7 @@ fn placement(pod: &PodSeen, revision: &Revision) -> PlacementStatus {
             }
         },
     };
-    PlacementStatus { pod: pod.name.clone(), digest: revision.digest, ready, last_error }
+    PlacementStatus { pod: pod.name.clone(), digest: revision.digest, ready, traffic: pod.takes_traffic(), last_error }
 }
 
 fn is(adapter: &AdapterReport, revision: &Revision) -> bool {
