@@ -22,6 +22,7 @@ vocabulary = L.llama_vocab_n_tokens(L.llama_model_get_vocab(model))
 parameters = L.llama_context_default_params()
 parameters.n_ctx, parameters.n_batch, parameters.n_ubatch, parameters.n_seq_max = 8192, 2048, 512, 32
 parameters.n_threads = parameters.n_threads_batch = threads
+parameters.kv_unified = True  # one sequence may be longer than its share
 context = L.llama_init_from_model(model, parameters)
 memory = L.llama_get_memory(context)
 batch = L.llama_batch_init(2048, 0, 1)
