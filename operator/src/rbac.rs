@@ -39,7 +39,7 @@ pub fn namespace_rules() -> Vec<PolicyRule> {
 /// Rules of a gateway in the namespace of its pool.
 pub fn gateway_rules() -> Vec<PolicyRule> {
     vec![
-        rule("lorafleet.dev", &["loraadapters", "servingpools"], &["get", "list", "watch"]),
+        rule("lorafleet.dev", &["basemodels", "loraadapters", "servingpools"], &["get", "list", "watch"]),
         rule("discovery.k8s.io", &["endpointslices"], &["get", "list", "watch"]),
     ]
 }

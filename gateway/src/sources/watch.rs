@@ -47,12 +47,12 @@ impl LastAnswer {
 }
 
 impl Stores {
-    /// Returns when every kind has been listed once.
+    /// Returns when every kind that the gateway cannot do without has been listed once.
     pub async fn listed(&self) {
         // A store fails only if its watch has ended, which none does.
+        // The bases only sharpen the choice of a pod: a gateway that may not read them works all the same.
         let _ = tokio::join!(
             self.pools.wait_until_ready(),
-            self.bases.wait_until_ready(),
             self.adapters.wait_until_ready(),
             self.slices.wait_until_ready()
         );
