@@ -20,8 +20,8 @@ pub(crate) struct NamePattern {
 #[derive(Clone, Debug)]
 enum Matcher {
     /// The expression has no operator but the dot, and matches a name or its last segments: no engine needed, which
-    /// matters for configurations that hold one entry per module.
-    DottedSuffix,
+    /// matters for configurations that hold one entry per module. `None` stands for any byte.
+    DottedSuffix(Vec<Option<u8>>),
     Regex(Box<Regex>),
 }
 
@@ -33,9 +33,8 @@ impl NamePattern {
 
     /// `re.match(rf"(.*\.)?({pattern})$", name)`.
     pub(crate) fn suffix(key: &str, pattern: &str) -> Result<Self, Refusal> {
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.');
-        if !pattern.is_empty() && pattern.len() <= PATTERN_BYTES_MAX && pattern.bytes().all(plain) {
-            return Ok(Self { text: pattern.to_owned(), matcher: Matcher::DottedSuffix });
+        if let Some(bytes) = plain_bytes(pattern).filter(|_| pattern.len() <= PATTERN_BYTES_MAX) {
+            return Ok(Self { text: pattern.to_owned(), matcher: Matcher::DottedSuffix(bytes) });
         }
         Self::compile(key, pattern, &format!(r"\A(?:.*\.)?(?:{pattern})\z"))
     }
@@ -62,7 +61,7 @@ impl NamePattern {
 
     pub(crate) fn matches(&self, name: &str) -> Result<bool, Refusal> {
         match &self.matcher {
-            Matcher::DottedSuffix => Ok(dotted_suffix(&self.text, name)),
+            Matcher::DottedSuffix(pattern) => Ok(dotted_suffix(pattern, name)),
             Matcher::Regex(regex) => regex.is_match(name).map_err(|error| self.failed(name, &error)),
         }
     }
@@ -74,19 +73,39 @@ impl NamePattern {
         Ok(captures.and_then(|captures| captures.name("idx")?.as_str().parse().ok()))
     }
 
+    /// Needs the engine of regular expressions.
+    pub(crate) fn is_expression(&self) -> bool {
+        matches!(self.matcher, Matcher::Regex(_))
+    }
+
     fn failed(&self, name: &str, error: &fancy_regex::Error) -> Refusal {
         let shown = excerpt(&self.text, 200);
         Refusal::malformed(format!("the pattern '{shown}' cannot be matched against '{name}': {error}"))
     }
 }
 
-/// The last bytes of `name` match, where a dot stands for any byte, and a dot or nothing comes before them.
-fn dotted_suffix(pattern: &str, name: &str) -> bool {
-    let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
+/// The bytes that an expression without operators matches, dots as any byte; `None` if it has operators.
+fn plain_bytes(pattern: &str) -> Option<Vec<Option<u8>>> {
+    let mut bytes = Vec::new();
+    let mut rest = pattern.bytes();
+    while let Some(byte) = rest.next() {
+        match byte {
+            b'.' => bytes.push(None),
+            b'\\' if rest.next() == Some(b'.') => bytes.push(Some(b'.')),
+            byte if byte.is_ascii_alphanumeric() || byte == b'_' => bytes.push(Some(byte)),
+            _ => return None,
+        }
+    }
+    (!bytes.is_empty()).then_some(bytes)
+}
+
+/// The last bytes of `name` match, and a dot or nothing comes before them.
+fn dotted_suffix(pattern: &[Option<u8>], name: &str) -> bool {
+    let name = name.as_bytes();
     let Some(start) = name.len().checked_sub(pattern.len()) else { return false };
     let (before, rest) = name.split_at(start);
-    matches!(before.last(), None | Some(b'.'))
-        && rest.iter().zip(pattern).all(|(have, want)| *want == b'.' || have == want)
+    let same = |(have, want): (&u8, &Option<u8>)| want.is_none_or(|want| want == *have);
+    matches!(before.last(), None | Some(b'.')) && rest.iter().zip(pattern).all(same)
 }
 
 /// `target_modules` together with what narrows it.

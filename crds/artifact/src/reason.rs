@@ -89,7 +89,7 @@ impl fmt::Display for Reason {
 
 /// A final answer: asking again with the same bytes and the same policy gives the same.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{reason}: {message}")]
+#[error("{message}")]
 pub struct Refusal {
     pub reason: Reason,
     /// For people: names the tensor, key or limit, and both values.

@@ -31,6 +31,14 @@ impl Default for SafetensorsLimits {
     }
 }
 
+impl SafetensorsLimits {
+    /// For adapters, which have two tensors per module: far more than the largest model needs, and little enough that
+    /// a hostile header costs megabytes of memory at most.
+    pub fn adapter() -> Self {
+        Self { header_bytes: 4 << 20, tensors: 32_768, ..Self::default() }
+    }
+}
+
 /// A parsed header: names are unique, and the byte ranges fill the data section without gap or overlap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Safetensors {

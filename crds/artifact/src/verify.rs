@@ -124,7 +124,7 @@ impl<'a> Verification<'a> {
             Stage::Data(data) => data.scan.push(piece),
             Stage::Header(bytes) => {
                 bytes.extend_from_slice(piece);
-                match Safetensors::parse(bytes, self.weights_bytes, &SafetensorsLimits::default()) {
+                match Safetensors::parse(bytes, self.weights_bytes, &SafetensorsLimits::adapter()) {
                     Err(HeaderError::Incomplete { .. }) => Ok(()),
                     Err(HeaderError::Refused(refusal)) => Err(refusal),
                     Ok(header) => {

@@ -148,6 +148,17 @@ fn hostile_expressions_end() {
 }
 
 #[test]
+fn expressions_are_counted() {
+    let patterns = |count: usize, make: &dyn Fn(usize) -> String| json!({"rank_pattern": (0..count).map(|at| (make(at), json!(8))).collect::<serde_json::Map<_, _>>()});
+    check_config(patterns(129, &|at| format!("x{at}|y")), Reason::Malformed, "128 regular expressions");
+    check_config(patterns(65_537, &|at| format!("layers.{at}.x")), Reason::Malformed, "65536");
+    let mut files = Files::of_case("plain-r8-qv");
+    files.config["rank_pattern"] =
+        patterns(60_000, &|at| format!(r"layers\.{at}\.self_attn.o_proj"))["rank_pattern"].clone();
+    files.verify(&base("base"), &open_policy()).unwrap();
+}
+
+#[test]
 fn configurations_whose_targets_are_elsewhere() {
     check_config(json!({"target_modules": ["c_attn"]}), Reason::ModuleUnknown, "c_attn");
     check_config(json!({"target_modules": []}), Reason::ModuleUnknown, "[]");

@@ -106,19 +106,23 @@ pub async fn read_adapter(
         return Err(Refusal::new(Reason::TooLarge, message).into());
     }
     progress.start(weights.bytes);
-    let config = sources.read(&listing, config, 0..config.bytes).await?;
+    let mut download = sources.open(&listing, weights, 0..weights.bytes)?;
+    // Both requests at once: a small adapter is mostly round trips.
+    let (config, first) = tokio::join!(sources.read(&listing, config, 0..config.bytes), download.next());
+    let config = config?;
     let mut verification = Verification::begin(&config, weights.bytes, claims, base, policy)?;
+    let mut next = first?;
     let mut kept = Vec::new();
     if keep {
         kept.reserve_exact(usize::try_from(weights.bytes).unwrap_or(0));
     }
-    let mut download = sources.open(&listing, weights, 0..weights.bytes)?;
-    while let Some(piece) = download.next().await? {
+    while let Some(piece) = next {
         verification.push(&piece)?;
         progress.add(piece.len());
         if keep {
             kept.extend_from_slice(&piece);
         }
+        next = download.next().await?;
     }
     let verified = verification.finish()?;
     let bytes = keep.then_some(AdapterBytes { config, weights: kept });

@@ -220,11 +220,18 @@ where
             _ => ErrorKind::Unavailable,
         },
     };
-    let said = match (code, status) {
-        (Some(code), Some(status)) => format!(" (the store says {code}, HTTP {status})"),
-        (None, Some(status)) => format!(" (HTTP {status})"),
+    let said = match (&code, status, error.message()) {
+        (Some(code), Some(status), Some(message)) if message != code.as_str() => {
+            format!(" (the store says {code}, HTTP {status}: {message})")
+        }
+        (Some(code), Some(status), _) => format!(" (the store says {code}, HTTP {status})"),
+        (None, Some(status), _) => format!(" (HTTP {status})"),
         _ => String::new(),
     };
-    let cause = error.into_source().unwrap_or_else(|error| Box::new(error));
-    SourceError::new(kind, format!("{doing} '{uri}'{said}")).because(cause)
+    let failed = SourceError::new(kind, format!("{doing} '{uri}'{said}"));
+    // What the store itself said stands in the message already.
+    if status.is_some() {
+        return failed;
+    }
+    failed.because(error.into_source().unwrap_or_else(|error| Box::new(error)))
 }

@@ -142,7 +142,7 @@ async fn read_weights(
         hasher.update(&piece);
         if header.is_none() {
             head.extend_from_slice(&piece);
-            match Safetensors::parse(&head, file.bytes, &SafetensorsLimits::default()) {
+            match Safetensors::parse(&head, file.bytes, &SafetensorsLimits::adapter()) {
                 Ok(parsed) => header = Some(parsed),
                 Err(HeaderError::Incomplete { .. }) => {}
                 Err(HeaderError::Refused(refusal)) => return Err(refusal.into()),

@@ -21,7 +21,8 @@ pub(super) async fn stamp(arguments: &StampArguments, out: &mut impl Write) -> a
     let read = async |policy: &Policy| {
         let (sources, uri) = everything(text)?;
         let progress = Progress::default();
-        let read = read_adapter(&sources, &uri, Claims::default(), &base.shape, policy, false, &progress).await?;
+        let read = read_adapter(&sources, &uri, Claims::default(), &base.shape, policy, false, &progress).await;
+        let read = read.map_err(|error| anyhow::anyhow!("{}: {error}", error.code()))?;
         anyhow::Ok(read.verified)
     };
     let before = read(&policy).await?;

@@ -20,8 +20,7 @@ pub(super) fn print(found: &[Facts], out: &mut impl Write) -> std::io::Result<()
     }
     for facts in found {
         if let (Some(reason), Some(message)) = (&facts.reason, &facts.message) {
-            let said = message.strip_prefix(&format!("{reason}: ")).unwrap_or(message);
-            writeln!(out, "\n{}: {reason}\n  {said}", facts.source)?;
+            writeln!(out, "\n{}: {reason}\n  {message}", facts.source)?;
         }
     }
     Ok(())

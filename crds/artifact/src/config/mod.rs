@@ -17,6 +17,9 @@ use field::Fields;
 pub const CONFIG_BYTES_MAX: u64 = 4 << 20;
 /// Most entries of a list or map in it.
 const ENTRIES_MAX: usize = 65_536;
+/// Most regular expressions of one map or list. Entries that only name modules do not count: a configuration may well
+/// have one for each.
+const EXPRESSIONS_MAX: usize = 128;
 /// The largest rank that means anything: twice the widest model that is served.
 const RANK_MAX: u64 = 65_536;
 
@@ -120,7 +123,20 @@ fn patterns<T>(
         let place = format!("{key}['{}']", excerpt(&pattern, 200));
         Ok((NamePattern::suffix(&place, &pattern)?, value_of(&place, &value)?))
     };
-    pairs.into_iter().map(entry).collect()
+    let entries = pairs.into_iter().map(entry);
+    let mut out = Vec::new();
+    let mut expressions = 0;
+    for entry in entries {
+        let entry = entry?;
+        expressions += usize::from(entry.0.is_expression());
+        if expressions > EXPRESSIONS_MAX {
+            return Err(Refusal::malformed(format!(
+                "{key} holds more than {EXPRESSIONS_MAX} regular expressions that are not plain names"
+            )));
+        }
+        out.push(entry);
+    }
+    Ok(out)
 }
 
 fn targets(fields: &Fields<'_>) -> Result<Targets, Refusal> {
@@ -132,7 +148,7 @@ fn targets(fields: &Fields<'_>) -> Result<Targets, Refusal> {
     };
     let layer_patterns = match fields.set("layers_pattern") {
         None => Vec::new(),
-        Some(value) => field::texts("layers_pattern", value, ENTRIES_MAX)?,
+        Some(value) => field::texts("layers_pattern", value, EXPRESSIONS_MAX)?,
     };
     if layers.is_none() && !layer_patterns.is_empty() {
         return Err(Refusal::malformed("layers_pattern is set without layers_to_transform"));

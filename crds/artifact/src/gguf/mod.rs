@@ -29,7 +29,7 @@ pub struct GgufLimits {
 impl Default for GgufLimits {
     fn default() -> Self {
         Self {
-            header_bytes: 256 << 20,
+            header_bytes: 64 << 20,
             metadata_entries: 65_536,
             tensors: 65_536,
             name_bytes: 1024,

@@ -38,6 +38,8 @@ CONFIGS = [
     dict(target_modules=["q_proj", "k_proj"], rank_pattern={"q_proj|k_proj": 4}, alpha_pattern={"[qk]_proj": 5}),
     dict(target_modules=["q_proj", "k_proj"], rank_pattern={"^q_proj": 4, "^model.layers.0.*": 2}),
     dict(target_modules=["q_proj", "k_proj"], alpha_pattern={"layers.1.self.attn.q_proj": 2, "attn.q_proj": 3}),
+    dict(target_modules=["q_proj", "k_proj"], rank_pattern={r"layers\.1\.self_attn\.q_proj": 2, r"self\.attn\.k_proj": 3}),
+    dict(target_modules=["q_proj", "k_proj"], rank_pattern={"self.attn.q_proj": 2, ".k_proj": 3, "_proj": 9}),
     dict(target_modules=["o_proj"], alpha_pattern={"o_proj": 1.5}, rank_pattern={"0.self_attn.o_proj": 16}, use_rslora=True),
     dict(target_modules=["up_proj"], rank_pattern={".*\\.1\\..*": 9}, alpha_pattern={"(?i:UP_PROJ)": 30}),
 ]
