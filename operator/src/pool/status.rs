@@ -1,7 +1,7 @@
 //! What the pool's status says of a plan and of what came of it.
 
 use k8s_openapi::jiff::Timestamp;
-use lorafleet_crds::condition::{Cause, ConditionStatus, ConditionType};
+use lorafleet_crds::condition::{Cause, ConditionStatus, ConditionType, is_true};
 use lorafleet_crds::{AdapterCounts, ServingPoolStatus};
 
 use super::apply::Applied;
@@ -32,7 +32,7 @@ pub fn status(observed: &Observed, plan: &Plan, applied: &Applied, now: Timestam
         ready_replicas: count(serving(observed, plan).count()),
         desired_replicas: observed.pool.spec.replicas,
         selector: Some(engine_selector(&observed.pool)),
-        adapters: counts(plan),
+        adapters: counts(observed, plan),
         conditions: conditions(old, &stated, generation, now),
     };
     (status, pace)
@@ -46,17 +46,25 @@ fn serving<'a>(observed: &'a Observed, plan: &'a Plan) -> impl Iterator<Item = &
     observed.pods.iter().filter(move |pod| pod.takes_traffic() && pod.report().is_some() && !refused(pod))
 }
 
-fn counts(plan: &Plan) -> AdapterCounts {
+fn counts(observed: &Observed, plan: &Plan) -> AdapterCounts {
     let count = |wanted: &dyn Fn(&str) -> bool| {
         let number = plan.adapters.iter().filter(|adapter| wanted(&adapter.seen.reason)).count();
         u32::try_from(number).unwrap_or(u32::MAX)
     };
     let failed =
         |reason: &str| [Cause::LoadFailed, Cause::CapacityExceeded].iter().any(|cause| cause.to_string() == reason);
+    // Intake refused these, so that the pool never heard of a version.
+    let stalled = |uid: &str| {
+        let adapter = observed.adapters.iter().find(|adapter| adapter.metadata.uid.as_deref() == Some(uid));
+        adapter
+            .and_then(|adapter| adapter.status.as_ref())
+            .is_some_and(|status| is_true(&status.conditions, ConditionType::Stalled))
+    };
+    let refused = plan.adapters.iter().filter(|step| step.verdict == Verdict::NotVerified && stalled(&step.uid));
     AdapterCounts {
         total: u32::try_from(plan.adapters.len()).unwrap_or(u32::MAX),
         ready: count(&|reason| reason == Cause::Succeeded.to_string()),
-        failed: count(&failed),
+        failed: count(&failed).saturating_add(u32::try_from(refused.count()).unwrap_or(u32::MAX)),
     }
 }
 
