@@ -12,17 +12,14 @@ async fn unloading_takes_the_name_at_once_and_lets_running_requests_finish() {
     assert_eq!(server.load("a", &path("all-linear")).await.0, 200);
     let prompt = json!([9, 8, 7]);
     let whole = server.complete("a", &prompt, 400).await.1["choices"][0]["token_ids"].clone();
-    let mut stream = server.stream("a", &prompt, 400).await;
+    let stream = server.stream("a", &prompt, 400).await;
     let begun = Instant::now();
     assert_eq!(server.unload("a").await.0, 200);
     assert!(begun.elapsed() < Duration::from_secs(1));
     assert_error(server.complete("a", &prompt, 1).await, 404, "ModelNotFound");
     let report = server.report().await;
     assert_eq!(report["adapters"][0]["state"], "Draining", "{report}");
-    let mut text = String::new();
-    while let Some(piece) = stream.chunk().await.unwrap() {
-        text.push_str(std::str::from_utf8(&piece).unwrap());
-    }
+    let text = stream.text().await.unwrap();
     let streamed: Vec<Value> = events(&text)
         .iter()
         .filter(|event| *event != "[DONE]")
@@ -167,15 +164,12 @@ async fn loading_in_place_changes_what_new_requests_get() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_is_told_to_end_finishes_what_runs_and_takes_nothing_new() {
     let mut server = Server::start("base", &[]).await;
-    let mut stream = server.stream("base", &json!([1, 2]), 500).await;
+    let stream = server.stream("base", &json!([1, 2]), 500).await;
     let killed = std::process::Command::new("kill").arg(server.process.id().to_string()).status().unwrap();
     assert!(killed.success());
     server.until("draining", async || server.get("/readyz").await.0 == 503).await;
     assert_error(server.complete("base", &json!([1]), 1).await, 503, "Draining");
-    let mut text = String::new();
-    while let Some(piece) = stream.chunk().await.unwrap() {
-        text.push_str(std::str::from_utf8(&piece).unwrap());
-    }
+    let text = stream.text().await.unwrap();
     assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
     let begun = Instant::now();
     while server.process.try_wait().unwrap().is_none() {

@@ -55,15 +55,12 @@ async fn a_placement_is_made_true_and_moves_names_without_losing_requests() {
     let reply = reply.send().await.unwrap();
     assert_eq!(reply.headers()["x-lorafleet-adapter"], short(&new));
     // The old one leaves while it is in use.
-    let mut stream = server.stream(&short(&old), &json!([1, 2]), 450).await;
+    let stream = server.stream(&short(&old), &json!([1, 2]), 450).await;
     let third = json!({ "bootId": boot, "generation": 5, "aliases": { "a": new },
         "adapters": [adapter("a", &new, &path("all-linear"), "None")] });
     assert_eq!(server.put("/v1/placement", &third).await.0, 200);
     assert_error(server.complete(&short(&old), &json!([1]), 1).await, 404, "ModelNotFound");
-    let mut text = String::new();
-    while let Some(piece) = stream.chunk().await.unwrap() {
-        text.push_str(std::str::from_utf8(&piece).unwrap());
-    }
+    let text = stream.text().await.unwrap();
     assert!(text.ends_with("data: [DONE]\n\n") && !text.contains("\"error\""));
     server.until("gone", async || server.report().await["adapters"].as_array().unwrap().len() == 1).await;
 }
