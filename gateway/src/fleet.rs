@@ -3,12 +3,16 @@
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
+use tokio::sync::watch;
+
 use crate::view::FleetView;
 
 /// Current view of the pool. The last one stays while the API server or a pod cannot be reached.
 pub struct Fleet {
     started: Instant,
     current: RwLock<State>,
+    /// Counts the views, for those who wait for the next one.
+    published: watch::Sender<u64>,
 }
 
 struct State {
@@ -20,12 +24,18 @@ impl Fleet {
     /// Knows nothing yet.
     pub fn new() -> Arc<Self> {
         let state = State { view: Arc::default(), synced: false };
-        Arc::new(Self { started: Instant::now(), current: RwLock::new(state) })
+        Arc::new(Self { started: Instant::now(), current: RwLock::new(state), published: watch::Sender::new(0) })
     }
 
     pub fn publish(&self, view: FleetView) {
         let state = State { view: Arc::new(view), synced: true };
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = state;
+        self.published.send_modify(|count| *count += 1);
+    }
+
+    /// Says when a view newer than the present one has been published.
+    pub fn news(&self) -> watch::Receiver<u64> {
+        self.published.subscribe()
     }
 
     pub fn view(&self) -> Arc<FleetView> {

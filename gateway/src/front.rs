@@ -29,6 +29,8 @@ use crate::upstream::{Answering, NoAnswer, Outgoing, Upstream};
 
 /// How far the view of an alias may lag behind the pods.
 const ALIAS_LAG: Duration = Duration::from_millis(200);
+/// How far the view of what pods hold may lag behind them: pods are asked every second and have 800 ms to answer.
+const REPORT_LAG: Duration = Duration::from_millis(1900);
 
 /// Everything that a request needs; one per process.
 pub struct Gateway {
@@ -135,7 +137,7 @@ impl Asked {
     /// A pod that begins to answer. A name that came to mean another version while the request was on its way is asked for
     /// once more: the pod may have dropped the old version first.
     async fn offer(&self, gateway: &Gateway, target: Target) -> Result<Answering, NoAnswer> {
-        let answering = self.offer_once(gateway, &target).await?;
+        let answering = self.offer_when_heard(gateway, &target).await?;
         if answering.response.status() != StatusCode::NOT_FOUND {
             return Ok(answering);
         }
@@ -143,6 +145,20 @@ impl Asked {
         match self.resolve(gateway) {
             Ok(now) if now != target => self.offer_once(gateway, &now).await,
             _ => Ok(answering),
+        }
+    }
+
+    /// An adapter may be Ready in the API server a moment before this gateway has heard it from the pods: what no pod seems
+    /// to hold waits for their next reports before it is refused.
+    async fn offer_when_heard(&self, gateway: &Gateway, target: &Target) -> Result<Answering, NoAnswer> {
+        let deadline = tokio::time::Instant::now() + REPORT_LAG;
+        loop {
+            let mut news = gateway.fleet.news();
+            let offered = self.offer_once(gateway, target).await;
+            let unheard = matches!(&offered, Err(NoAnswer::Refused(refusal)) if refusal.code == Code::AdapterNotReady);
+            if !unheard || tokio::time::timeout_at(deadline, news.changed()).await.is_err() {
+                return offered;
+            }
         }
     }
 
