@@ -87,6 +87,26 @@ async fn a_name_that_moves_on_the_way_is_asked_for_again() {
 }
 
 #[tokio::test]
+async fn an_adapter_that_its_pod_reports_a_moment_later_is_not_refused() {
+    let echo = pod(Behaviour::Echo).await;
+    let front = front(&[&echo], limits(&[])).await;
+    let heard = view(&[&echo], &front.gateway.fleet);
+    let mut unheard = heard.clone();
+    let mut report = (**unheard.pods["p0"].report.as_ref().unwrap()).clone();
+    report.holdings.clear();
+    unheard.pods.get_mut("p0").unwrap().report = Some(Arc::new(report));
+    front.gateway.fleet.publish(unheard);
+    let request = async { front.chat(r#"{"model":"support"}"#).await.status().as_u16() };
+    let hear = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(echo.seen.count(), 0);
+        front.gateway.fleet.publish(heard);
+    };
+    let (status, ()) = tokio::join!(request, hear);
+    assert_eq!((status, echo.seen.count()), (200, 1));
+}
+
+#[tokio::test]
 async fn the_number_of_attempts_is_bounded() {
     let pods =
         [pod(Behaviour::Status(503)).await, pod(Behaviour::Status(503)).await, pod(Behaviour::Status(503)).await];
