@@ -19,6 +19,7 @@ use axum::extract::State;
 use axum::http::{HeaderValue, Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
+use futures::StreamExt as _;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -55,6 +56,8 @@ pub struct Base {
 
 /// A body that does not arrive within this time ends its request.
 const BODY_TIME_MAX: Duration = Duration::from_secs(30);
+/// How long the rest of a body that is too large is read and thrown away.
+const DISCARD_TIME_MAX: Duration = Duration::from_secs(2);
 
 pub fn router(app: Arc<App>) -> Router {
     Router::new()
@@ -118,6 +121,10 @@ async fn body(request: Request<Body>, most: usize) -> Result<Bytes, Refusal> {
     let too_large =
         |bytes: String| Refusal::new(413, "BodyTooLarge", format!("the body has {bytes} bytes, the limit is {most}"));
     if let Some(bytes) = declared.filter(|bytes: &usize| *bytes > most) {
+        // A client that waits for `100 Continue` has sent nothing yet, and shall not.
+        if !request.headers().contains_key(header::EXPECT) {
+            discard(request.into_body(), most).await;
+        }
         return Err(too_large(bytes.to_string()));
     }
     let read = axum::body::to_bytes(request.into_body(), most);
@@ -128,6 +135,21 @@ async fn body(request: Request<Body>, most: usize) -> Result<Bytes, Refusal> {
         Ok(Err(error)) => Err(Refusal::new(400, "InvalidRequest", format!("the body could not be read: {error}"))),
         Err(_) => Err(Refusal::new(408, "BodyTimeout", format!("the body did not arrive within {BODY_TIME_MAX:?}"))),
     }
+}
+
+/// Reads on for a moment, so that a client that is still sending hears the refusal and not a broken connection.
+async fn discard(body: Body, most: usize) {
+    let mut pieces = body.into_data_stream();
+    let mut left = most.saturating_mul(4);
+    let drain = async {
+        while let Some(Ok(piece)) = pieces.next().await
+            && left > 0
+        {
+            left = left.saturating_sub(piece.len());
+        }
+    };
+    // Whoever takes longer gets the broken connection.
+    let _ = tokio::time::timeout(DISCARD_TIME_MAX, drain).await;
 }
 
 fn from_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
