@@ -1,6 +1,7 @@
 //! The rest of the decoder: microseconds, and the share of the copy bandwidth that the bytes make of it.
 //!
-//! Graph replay over buffers larger than the L2, medians.
+//! Graph replay over buffers larger than the L2, medians. `cargo bench --bench decoder -- [small] [attention] [chunks] [pages]`
+//! runs those parts alone.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "../tests/gpu/mod.rs"]
@@ -10,12 +11,14 @@ use gpu::{Bits, Gpu, Random, bytes};
 use lorafleet_kernels::decoder::attention::{
     AttentionArgs, attention_launches, attention_splits, cut_tiles, parts_bytes,
 };
+use lorafleet_kernels::decoder::attention_chunk::{CHUNK_LINES, attention_chunk_launch, longest_first};
 use lorafleet_kernels::decoder::kv::{Kv, Row, page_bytes};
 use lorafleet_kernels::decoder::pages::{PagesArgs, pages_launch, scatter};
 use lorafleet_kernels::decoder::rope::{RopeArgs, frequencies, rope_launch};
 use lorafleet_kernels::decoder::{activation, embedding, norm};
 use lorafleet_kernels::launch::{Element, Launch};
 use lorafleet_kernels::plain::bytes_of;
+use lorafleet_kernels::tuning::attention_lines;
 
 const BANDWIDTH: f64 = 4.2e6;
 const SETS: u64 = 8;
@@ -135,16 +138,21 @@ fn attention(gpu: &Gpu, batch: u32, context: u32, fresh: u32) {
     let stride = (heads + 2 * kv_heads) * dim;
     let q = noise(gpu, (batch * fresh * stride) as usize);
     let y = gpu.alloc((batch * fresh * heads * dim * 2) as usize);
+    let per = heads / kv_heads;
+    let lines = attention_lines(gpu.arch, dim, per, kv_heads, &vec![fresh; batch as usize], gpu.sms);
+    let mut tile_count = 0;
     let lists: Vec<u64> = (0..sets)
         .map(|set| {
-            let tiles = (0..batch).flat_map(|s| {
-                cut_tiles(s * fresh, fresh, (context - fresh) as i32, (set as u32 * batch + s) * each, heads / kv_heads)
-            });
-            gpu.upload(&bytes_of(&tiles.collect::<Vec<_>>()))
+            let list = |s: u32| (set as u32 * batch + s) * each;
+            let cut = |s: u32| cut_tiles(s * fresh, fresh, (context - fresh) as i32, list(s), per, lines);
+            let mut tiles: Vec<_> = (0..batch).flat_map(cut).collect();
+            longest_first(&mut tiles);
+            tile_count = tiles.len() as u32;
+            gpu.upload(&bytes_of(&tiles))
         })
         .collect();
-    let tile_count = batch * fresh.div_ceil(4);
-    let splits = attention_splits(tile_count, kv_heads, context, gpu.sms);
+    let chunk = lines == CHUNK_LINES;
+    let splits = if chunk { 1 } else { attention_splits(tile_count, kv_heads, context, gpu.sms) };
     let parts = gpu.alloc(parts_bytes(tile_count, kv_heads, splits, dim) as usize);
     let moved = f64::from(batch) * f64::from(context) * f64::from(kv_heads * dim) * 4.0;
     let name = if fresh > 1 {
@@ -167,7 +175,10 @@ fn attention(gpu: &Gpu, batch: u32, context: u32, fresh: u32) {
             tile_count,
             ..AttentionArgs::default()
         };
-        attention_launches(&args, Element::Bf16).unwrap()
+        match chunk {
+            true => vec![attention_chunk_launch(&args, Element::Bf16).unwrap()],
+            false => attention_launches(&args, Element::Bf16).unwrap(),
+        }
     });
     if fresh > 1 {
         let (start, tokens) = (f64::from(context - fresh), f64::from(fresh));
@@ -179,19 +190,25 @@ fn attention(gpu: &Gpu, batch: u32, context: u32, fresh: u32) {
 fn main() {
     let Some(gpu) = Gpu::open() else { return };
     println!("{}\n{:40} {:>8} {:>8} {:>6} {:>7}", gpu.name, "op", "us", "floor", "ratio", "of copy");
-    for rows in [1, 64, 256, 8192] {
+    let asked: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
+    let wanted = |part: &str| asked.is_empty() || asked.iter().any(|a| a == part);
+    for rows in [1, 64, 256, 8192].into_iter().filter(|_| wanted("small")) {
         small(&gpu, rows);
         gpu.free_all();
     }
-    for (batch, context) in [(1, 1024), (1, 32_768), (16, 4096), (64, 256), (64, 2048), (256, 1024)] {
+    let decode = [(1, 1024), (1, 32_768), (16, 4096), (64, 256), (64, 2048), (256, 1024)];
+    for (batch, context) in decode.into_iter().filter(|_| wanted("attention")) {
         attention(&gpu, batch, context, 1);
         gpu.free_all();
     }
-    for (batch, context, fresh) in [(4, 2048, 2048), (1, 8192, 2048), (1, 8192, 8192)] {
+    let chunks = [(4, 2048, 2048), (1, 8192, 2048), (1, 8192, 8192), (1, 32_768, 512)];
+    for (batch, context, fresh) in chunks.into_iter().filter(|_| wanted("chunks")) {
         attention(&gpu, batch, context, fresh);
         gpu.free_all();
     }
-    gpu.free_all();
+    if !wanted("pages") {
+        return;
+    }
     let (count, size) = (40u32, 2u64 << 20);
     let (staged, base) =
         (noise(&gpu, (u64::from(count) * size / 2 / SETS) as usize), gpu.alloc((u64::from(count) * size) as usize));

@@ -86,7 +86,7 @@ fn main() {
             assert!(error < 1e-2, "{}: wrong by {error}", row.name);
             let us = batch.time(&gpu, &model);
             let setting = if row.prefill {
-                let parts = [0, 1].map(|part| batch.time_part(&gpu, &model, part));
+                let parts = [0, 1].map(|part| batch.time_part(&gpu, &model, part, None));
                 format!("shrink {:.1} us, expand {:.1} us, splits {:?}", parts[0], parts[1], batch.splits())
             } else {
                 batch.early = false;
@@ -103,9 +103,14 @@ fn main() {
             );
         }
         if variants && row.prefill {
-            for parts in [1, 2, 4] {
-                batch.set_parts(parts);
-                println!("{:32} {:8.1}  expand in {parts} parts", row.name, batch.time_part(&gpu, &model, 1));
+            for part in [0, 1] {
+                let groups = [0, 1, 2, 3].map(|group| batch.time_part(&gpu, &model, part, Some(group)));
+                println!("{:32} {groups:8.1?}  {}", row.name, ["shrink by group", "expand by group"][part]);
+            }
+            for units in [2, 4, 8, 16] {
+                batch.set_units(units);
+                let [part, both] = [batch.time_part(&gpu, &model, 1, None), batch.time(&gpu, &model)];
+                println!("{:32} {part:8.1}  expand by {units} units; with the shrink {both:.1}", row.name);
             }
         }
         batch.set_tuning(&gpu, &model, standard);

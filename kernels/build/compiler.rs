@@ -69,7 +69,9 @@ pub fn compile_all(compiler: &Compiler, sources: &Path, fallback: &Path) -> Resu
     let headers: Vec<&(String, String)> = texts.iter().filter(|(name, _)| name.ends_with(".cuh")).collect();
     let mut jobs = Vec::new();
     for (name, text) in texts.iter().filter(|(name, _)| name.ends_with(".cu")) {
-        for arch in ARCHES {
+        // A file that names an architecture is for that one alone.
+        let only = ARCHES.iter().find(|arch| name.ends_with(&format!("_{}.cu", arch.replace('_', ""))));
+        for arch in ARCHES.into_iter().filter(|arch| only.is_none_or(|only| only == arch)) {
             let mut hasher = DefaultHasher::new();
             (&headers, name, text, arch, &compiler.version).hash(&mut hasher);
             jobs.push((name.trim_end_matches(".cu").to_owned(), arch, format!("{:016x}", hasher.finish())));

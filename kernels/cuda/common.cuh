@@ -75,6 +75,13 @@ DEVICE uint4 load_once(const void* p) {
   return v;
 }
 
+// Rows that are read once, a few sectors at a time: the L2 fetches their neighbours along.
+DEVICE uint4 load_row(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+
 // Rows of y that are read, changed and written: whole bursts in, nothing kept.
 DEVICE uint4 load_wide(const void* p) {
   uint4 v;

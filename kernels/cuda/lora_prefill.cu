@@ -1,15 +1,22 @@
 // y[row, :] += scale * (x[row, :] A) B for long segments, in two launches.
 //
-// Shrink: a CTA takes 64 rows by one part of K by up to four rank tiles; rows are the 16-row operand. Partial sums go to
-//   v[split][column][row][16] in f32.
-// Expand: a CTA takes 128, 64 or 32 rows by 1,024 outputs of one slice: eight warps side by side, so that a row is touched 2 KB
-//   at a time. It sums the splits, rounds scale * v, and reads, adds to and writes y in registers.
+// Shrink: v = scale x A, rounded to the element type. A CTA takes rows of one adapter, one part of K and some of its rank tiles;
+//   rows are the 16-row operand. Eight warps multiply, each 16 rows: x goes from memory straight into the operand, eight or more
+//   16-byte loads of a lane in flight. A ninth warp brings A's tiles into a ring in shared memory by bulk copies.
+//   narrow: 64 rows, the eight warps in two halves of K; two CTAs to an SM. wide: 128 rows, where A would be most of the traffic.
+//   Parts of K meet in memory: each CTA leaves its sums, and the last to arrive adds all of them, in their order.
+// Expand: a CTA takes 128 rows by up to four units of 64 outputs of one slice; each warp 16 rows, 256 bytes of a row at a time.
+//   Its part of B lies in shared memory, brought by bulk copies while the first of y is on its way from memory; y is read, added
+//   to and written in registers.
 //
-// Limits: K and N multiples of 8; rank at most 256; v holds `columns` columns for every tile of 128 rows.
+// v: [tile][rank tile of all slices][16 rows][lane][16 bytes], the expand's 16-row operand.
+// Limits: K and N multiples of 8; rank at most 256. Counters are zero before the first launch, and left zero.
 // Deterministic: every sum has one order; every y element has one writer.
+// Bound: bytes of x and y (read and written).
+#include "async.cuh"
 #include "lora.cuh"
 
-constexpr int TILE_ROWS = 128, SHRINK_ROWS = 64, BLOCK_UNITS = 16;
+constexpr int TILE_ROWS = 128, UNIT = 64, WARPS = 8;
 
 struct Tile {
   u32 slot;
@@ -25,9 +32,12 @@ struct Prefill {
   const Tensor* tensors;
   const int* rows;       // rows of x and y by segment; below zero: no row
   const Tile* tiles;
-  float* v;
-  u32 tile_count, splits;
-  u32 columns, bundles;  // rank tiles of all slices, at most; bundles of four of them
+  uint4* v;
+  float4* sums;          // [CTA of one part][part of K][16 rows][rank tile][half of the ranks][lane]
+  u32* counters;         // one for each CTA of one part
+  u32 splits, wide;
+  u32 columns, bundles;  // rank tiles of all slices, at most; what they are cut into for the shrink
+  u32 bundle_tiles;      // rank tiles of a bundle
   u32 inputs, blocks_in;
   u32 slices, stride_y;
   u32 outputs[SLICES];
@@ -35,262 +45,365 @@ struct Prefill {
   u32 block_end[SLICES];           // CTAs of the expand up to and including this slice
   u32 projections, projection, layers, layer;
   u32 store;
-  u32 parts;             // that a tile's rows are cut into for the expand: 1, 2 or 4
+  u32 units;             // of a CTA of the expand
 };
 
 DEVICE const Tensor* tensors_of(const Prefill& P, u32 slot) {
   return P.tensors + ((u64)slot * P.layers + P.layer) * P.projections + P.projection;
 }
 
-DEVICE float* v_of(const Prefill& P, u32 split, u32 column, u32 row) {
-  return P.v + (((u64)split * P.columns + column) * P.tile_count * TILE_ROWS + row) * 16;
-}
+// ---- shrink
 
-// Column n of the slices' rank tiles.
+// Blocks of 32 inputs in a stage of the ring.
+constexpr int STAGE_BLOCKS = 4, STAGES = 4, TILE_BYTES = STAGE_BLOCKS * 1024;
+
+// One of the slices' rank tiles.
 struct Column {
   Start start;
-  u32 half;
+  bool there, half;
+  float scale;
 };
 
-// A ring of A's tiles for the four warps that share a half of K: a stage is two blocks of up to four tiles.
-constexpr int STAGES = 4, STAGE_BLOCKS = 2;
-
-template <class T, int N> DEVICE void shrink(const Prefill& P, const Tile& tile, u32 first, const Column (&columns)[4], uint4* ring) {
-  constexpr int U = STAGE_BLOCKS * 2;      // blocks of x in flight, in registers
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3, group = warp & 3, part = warp >> 2;
-  const u32 base = (blockIdx.x / P.bundles & 1) * SHRINK_ROWS + group * 16;
-  const u32 from = P.blocks_in * (blockIdx.y * 2 + part) / (P.splits * 2), end = P.blocks_in * (blockIdx.y * 2 + part + 1) / (P.splits * 2);
-  const int row[2] = {base + g < tile.rows ? P.rows[tile.row0 + base + g] : -1, base + g + 8 < tile.rows ? P.rows[tile.row0 + base + g + 8] : -1};
-  const u16* x[2] = {P.x + (u64)max(row[0], 0) * P.inputs + q * 8, P.x + (u64)max(row[1], 0) * P.inputs + q * 8};
-  // A thread brings one 16-byte piece of every tile of a stage: block `mine`, piece `piece` of 64.
-  const u32 half_thread = threadIdx.x & 127, mine = half_thread >> 6, piece = half_thread & 63, list = columns[0].start.list;
-  uint4* my_ring = ring + part * STAGES * STAGE_BLOCKS * N * 64;
-  Reader reader[N];
+DEVICE Column column_of(const Prefill& P, const Tile& tile, u32 number) {
+  Column out = {};
+  u32 at = 0;
 #pragma unroll
-  for (int m = 0; m < N; m++) reader[m].start(P.pool, columns[m].start, piece & 31);
-  auto bring = [&](u32 block, u32 stage) {
-    if (block + mine < end) {
-#pragma unroll
-      for (int m = 0; m < N; m++) {
-        const u32 fragments = 2 - columns[m].half;
-        if (piece < fragments * 32) {
-          const char* p = reader[m].at(P.pool, list, columns[m].start.fragment + (block + mine) * fragments + (piece >> 5), piece & 31);
-          copy_async(my_ring + ((stage * STAGE_BLOCKS + mine) * N + m) * 64 + piece, p);
-        }
-      }
+  for (int s = 0; s < SLICES; s++)
+    if (s < P.slices) {
+      const Tensor t = tensors_of(P, tile.slot)[s];
+      const u32 k = number - at, full = full_tiles(t.rank);      // wraps where the column lies before this slice
+      if (k < tiles(t.rank)) out = Column{Start{t.a + k * P.blocks_in * 2, t.a / P.pool.page_fragments, t.page_a, t.pages}, true, k == full, t.scale};
+      at += tiles(t.rank);
     }
-    commit_copies();
-  };
+  return out;
+}
+
+// Keeps one half of K's ring full: a lane for each rank tile, of one warp.
+struct Feeder {
+  Reader reader;
+  u32 list, fragment, each, width;      // fragment: the next one; each: of a block; width: rank tiles of a stage
+  u32 left, stage, phase;               // left: blocks
+
+  DEVICE void start(const Prefill& P, const Column& column, bool feeds, u32 from, u32 end) {
+    reader.start(P.pool, column.start, 0);
+    list = column.start.list;
+    each = 2 - column.half;
+    fragment = column.start.fragment + from * each;
+    width = P.bundle_tiles;
+    left = feeds ? end - from : 0;
+    stage = 0;
+    phase = 1;
+  }
+  // One stage, once nobody reads what it held.
+  DEVICE void feed(const Pool& pool, char* ring, Barrier* full, Barrier* empty, u32 tile) {
+    if (left == 0) return;
+    const u32 blocks = min(left, (u32)STAGE_BLOCKS);
+    empty[stage].wait(phase);
+    full[stage].expect(blocks * each * 512);
+    char* to = ring + (stage * width + tile) * TILE_BYTES;
+    for (u32 rest = blocks * each; rest;) {
+      const char* p = reader.at(pool, list, fragment, 0);
+      const u32 run = min(rest, reader.end - fragment);
+      full[stage].bring(to, p, run * 512);
+      to += run * 512;
+      fragment += run;
+      rest -= run;
+    }
+    full[stage].brought();
+    left -= blocks;
+    if (++stage == STAGES) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+DEVICE float4 wide(const float (&c)[4]) { return make_float4(c[0], c[1], c[2], c[3]); }
+DEVICE void add(float (&c)[4], const float4& v) {
+  c[0] += v.x;
+  c[1] += v.y;
+  c[2] += v.z;
+  c[3] += v.w;
+}
+
+// Sums of 16 rows by 16 ranks, the lower eight first, as the expand's operand.
+template <class T> DEVICE uint4 operand_of(const float (&c)[2][4], float scale) {
+  return make_uint4(T::pack(c[0][0] * scale, c[0][1] * scale), T::pack(c[0][2] * scale, c[0][3] * scale), T::pack(c[1][0] * scale, c[1][1] * scale),
+                    T::pack(c[1][2] * scale, c[1][3] * scale));
+}
+
+
+// Up to N rank tiles. A lane has DEPTH blocks of both its rows in flight.
+template <class T, int N, int PARTS, int DEPTH>
+DEVICE void shrink(const Prefill& P, const Tile& tile, u32 tile_index, u32 half_tile, const Column& column, u32 first, u32 n, u32 halves, char* ring, Barrier* full,
+                   Barrier* empty) {
+  constexpr int GROUPS = WARPS / PARTS;
+  const u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3, group = warp % GROUPS, part = warp / GROUPS;
+  const u32 base = (half_tile * GROUPS + group) * 16, cut = blockIdx.y * PARTS + part, cuts = P.splits * PARTS;
+  const u32 from = P.blocks_in * cut / cuts, end = P.blocks_in * (cut + 1) / cuts;
+  ring += part * STAGES * P.bundle_tiles * TILE_BYTES;
+  full += part * STAGES;
+  empty += part * STAGES;
+  Feeder feeder;
+  feeder.start(P, column, group == 0 && lane < n, from, end);
+#pragma unroll 1
+  for (int s = 0; s < STAGES; s++) feeder.feed(P.pool, ring, full, empty, lane);
+  __syncwarp();
+  const u16* x[2];
+  u32 live[2];      // blocks that this lane has something of
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const u32 local = base + g + 8 * r;
+    const int row = local < tile.rows ? P.rows[tile.row0 + local] : -1;
+    x[r] = P.x + (u64)max(row, 0) * P.inputs + q * 8;
+    live[r] = row < 0 ? 0 : min(end, (P.inputs - q * 8 + 31) / 32);
+    if (P.inputs <= q * 8) live[r] = 0;
+  }
   auto load = [&](uint4 (&d)[2], u32 block) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       d[r] = make_uint4(0, 0, 0, 0);
-      if (row[r] >= 0 && block < end && block * 32 + q * 8 < P.inputs) d[r] = load_once(x[r] + block * 32);
+      if (block < live[r]) d[r] = load_row(x[r] + block * 32);
     }
   };
   float acc[N][2][4] = {};
-  uint4 now[U][2];
-#pragma unroll
-  for (int s = 0; s < STAGES - 1; s++) bring(from + s * STAGE_BLOCKS, s);
+  uint4 now[DEPTH][2];
   wait_for_previous();
   let_next_start();
 #pragma unroll
-  for (int u = 0; u < U; u++) load(now[u], from + u);
-  u32 stage = 0;
+  for (int u = 0; u < DEPTH; u++) load(now[u], from + u);
+  u32 stage = 0, phase = 0;
 #pragma unroll 1
-  for (u32 block = from; block < end; block += U) {
+  for (u32 block = from; block < end; block += DEPTH) {
 #pragma unroll
-    for (int u = 0; u < U; u++) {
-      if (u % STAGE_BLOCKS == 0) {
-        wait_for_copies<STAGES - 2>();
-        if (part) asm volatile("bar.sync 2, 128;" ::: "memory");
-        else asm volatile("bar.sync 1, 128;" ::: "memory");
-        bring(block + u + (STAGES - 1) * STAGE_BLOCKS, (stage + STAGES - 1) % STAGES);
-      }
+    for (int u = 0; u < DEPTH; u++) {
+      if (u % STAGE_BLOCKS == 0 && block + u < end) full[stage].wait(phase);
       if (block + u < end) {
-        const uint4* tiles = my_ring + (stage * STAGE_BLOCKS + u % STAGE_BLOCKS) * N * 64 + lane;
+        const char* tiles = ring + stage * P.bundle_tiles * TILE_BYTES + lane * 16;
         const uint4 (&s)[2] = now[u];
 #pragma unroll
-        for (int m = 0; m < N; m++) {
-          const uint4 a = tiles[m * 64];
-          if (columns[m].half) {
-            T::product(acc[m][0], s[0].x, s[1].x, s[0].y, s[1].y, a.x, a.y);
-            T::product(acc[m][0], s[0].z, s[1].z, s[0].w, s[1].w, a.z, a.w);
-          } else {
-            const uint4 b = tiles[m * 64 + 32];
-            T::product(acc[m][0], s[0].x, s[1].x, s[0].y, s[1].y, a.x, a.z);
-            T::product(acc[m][1], s[0].x, s[1].x, s[0].y, s[1].y, a.y, a.w);
-            T::product(acc[m][0], s[0].z, s[1].z, s[0].w, s[1].w, b.x, b.z);
-            T::product(acc[m][1], s[0].z, s[1].z, s[0].w, s[1].w, b.y, b.w);
+        for (int m = 0; m < N; m++)
+          if (m < n) {
+            const char* at = tiles + m * TILE_BYTES;
+            if (halves >> m & 1) {
+              const uint4 a = *(const uint4*)(at + u % STAGE_BLOCKS * 512);
+              T::product(acc[m][0], s[0].x, s[1].x, s[0].y, s[1].y, a.x, a.y);
+              T::product(acc[m][0], s[0].z, s[1].z, s[0].w, s[1].w, a.z, a.w);
+            } else {
+              const uint4 a = *(const uint4*)(at + u % STAGE_BLOCKS * 1024), b = *(const uint4*)(at + u % STAGE_BLOCKS * 1024 + 512);
+              T::product(acc[m][0], s[0].x, s[1].x, s[0].y, s[1].y, a.x, a.z);
+              T::product(acc[m][1], s[0].x, s[1].x, s[0].y, s[1].y, a.y, a.w);
+              T::product(acc[m][0], s[0].z, s[1].z, s[0].w, s[1].w, b.x, b.z);
+              T::product(acc[m][1], s[0].z, s[1].z, s[0].w, s[1].w, b.y, b.w);
+            }
           }
-        }
-        load(now[u], block + U + u);
+        load(now[u], block + u + DEPTH);
       }
-      if (u % STAGE_BLOCKS == STAGE_BLOCKS - 1) stage = (stage + 1) % STAGES;
+      if (u % STAGE_BLOCKS == STAGE_BLOCKS - 1) {
+        __syncwarp();
+        if (lane == 0) empty[stage].arrive();
+        // The stage before this one: by now the others are hardly still in it.
+        if (block + u >= from + STAGE_BLOCKS) feeder.feed(P.pool, ring, full, empty, lane);
+        __syncwarp();
+        if (++stage == STAGES) {
+          stage = 0;
+          phase ^= 1;
+        }
+      }
     }
   }
-  // The second half of K goes through shared memory to the first.
-  wait_for_copies<0>();
-  __syncthreads();
-  float* sums = (float*)ring + group * N * 8 * 32 + lane;
-  if (part == 1) {
+  const u32 width = P.bundle_tiles;
+  if (PARTS == 2) {      // the second half of K goes through shared memory to the first
+    float4* sums = (float4*)(ring - part * STAGES * width * TILE_BYTES) + group * width * 64 + lane;
+    __syncthreads();
+    if (part == 1) {
+#pragma unroll
+      for (int m = 0; m < N; m++)
+        if (m < n) {
+          sums[m * 64] = wide(acc[m][0]);
+          sums[m * 64 + 32] = wide(acc[m][1]);
+        }
+    }
+    __syncthreads();
+    if (part == 0) {
+#pragma unroll
+      for (int m = 0; m < N; m++)
+        if (m < n) {
+          add(acc[m][0], sums[m * 64]);
+          add(acc[m][1], sums[m * 64 + 32]);
+        }
+    }
+  }
+  auto place = [&](u32 m) { return P.v + (((u64)tile_index * P.columns + first + m) * (TILE_ROWS / 16) + half_tile * GROUPS + group) * 32 + lane; };
+  if (P.splits == 1) {
 #pragma unroll
     for (int m = 0; m < N; m++)
-#pragma unroll
-      for (int i = 0; i < 8; i++) sums[(m * 8 + i) * 32] = acc[m][i >> 2][i & 3];
+      if (m < n) {
+        const float scale = __shfl_sync(0xffffffffu, column.scale, m);
+        if (part == 0) *place(m) = operand_of<T>(acc[m], scale);
+      }
+    return;
   }
+  auto sums_of = [&](u32 split) { return P.sums + (((u64)blockIdx.x * P.splits + split) * GROUPS + group) * width * 64 + lane; };
+  if (part == 0) {
+    float4* mine = sums_of(blockIdx.y);
+#pragma unroll
+    for (int m = 0; m < N; m++)
+      if (m < n) {
+        mine[m * 64] = wide(acc[m][0]);
+        mine[m * 64 + 32] = wide(acc[m][1]);
+      }
+    __threadfence();
+  }
+  __shared__ u32 arrived;
   __syncthreads();
-  if (part == 1) return;
-  const u32 tile_row = (blockIdx.x / P.bundles >> 1) * TILE_ROWS;
-#pragma unroll
-  for (int m = 0; m < N; m++)
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-      float c[4];
-#pragma unroll
-      for (int i = 0; i < 4; i++) c[i] = acc[m][j][i] + sums[(m * 8 + j * 4 + i) * 32];
-      if (j && columns[m].half) continue;
-      float* v = v_of(P, blockIdx.y, first + m, tile_row + base + g) + j * 8 + 2 * q;
-      if (row[0] >= 0) *(float2*)v = make_float2(c[0], c[1]);
-      if (row[1] >= 0) *(float2*)(v + 8 * 16) = make_float2(c[2], c[3]);
+  if (threadIdx.x == 0) arrived = atomicAdd(P.counters + blockIdx.x, 1);
+  __syncthreads();
+  if (arrived != P.splits - 1) return;
+  __threadfence();
+  if (threadIdx.x == 0) P.counters[blockIdx.x] = 0;
+#pragma unroll 1
+  for (u32 m = part; m < n; m += PARTS) {
+    float c[2][4] = {};
+#pragma unroll 4
+    for (u32 split = 0; split < P.splits; split++) {
+      const float4* one = sums_of(split) + m * 64;
+      add(c[0], __ldcg(one));
+      add(c[1], __ldcg(one + 32));
     }
+    *place(m) = operand_of<T>(c, __shfl_sync(0xffffffffu, column.scale, m));
+  }
 }
 
-template <class T> DEVICE void prefill_shrink(const Prefill& P) {
-  extern __shared__ uint4 ring[];
-  const u32 work = blockIdx.x / P.bundles, first = blockIdx.x % P.bundles * 4;
-  const Tile tile = P.tiles[work >> 1];
-  const Tensor* t = tensors_of(P, tile.slot);
-  Column columns[4] = {};
-  u32 n = 0, at = 0;
-#pragma unroll
-  for (int s = 0; s < SLICES; s++)
-    if (s < P.slices) {
-      const Tensor w = t[s];
-      const u32 rank = w.rank, full = full_tiles(rank), index = w.a / P.pool.page_fragments;
-#pragma unroll
-      for (int m = 0; m < 4; m++) {
-        const u32 k = first + m - at;      // wraps where the column lies before this slice
-        if (k < tiles(rank)) {
-          columns[m] = Column{Start{w.a + k * P.blocks_in * 2, index, w.page_a, w.pages}, k == full};
-          n = m + 1;
-        }
-      }
-      at += tiles(rank);
-    }
-  if (n == 0 || (work & 1) * SHRINK_ROWS >= tile.rows) {
+template <class T, int PARTS> DEVICE void prefill_shrink(const Prefill& P) {
+  extern __shared__ __align__(128) char ring[];      // [half of K][stage][rank tile][block][fragment]
+  __shared__ Barrier full[PARTS * STAGES], empty[PARTS * STAGES];
+  const u32 lane = threadIdx.x & 31, work = blockIdx.x / P.bundles, first = blockIdx.x % P.bundles * P.bundle_tiles;
+  const u32 tile_index = work / PARTS, half_tile = work % PARTS;
+  const Tile tile = P.tiles[tile_index];
+  // A lane for each rank tile of this bundle, twice where K is cut in halves.
+  const u32 m = lane & 15;
+  const Column column = m < P.bundle_tiles ? column_of(P, tile, first + m) : Column{};
+  const u32 n = __popc(__ballot_sync(0xffffffffu, column.there) & 0xffff), halves = __ballot_sync(0xffffffffu, column.half) & 0xffff;
+  if (threadIdx.x < PARTS * STAGES) {
+    full[threadIdx.x].init(max(n, 1u));
+    empty[threadIdx.x].init(WARPS / PARTS);
+    barriers_ready();
+  }
+  __syncthreads();
+  if (n == 0 || half_tile * (TILE_ROWS / PARTS) >= tile.rows) {
     wait_for_previous();
     let_next_start();
     return;
   }
-  if (n == 1) shrink<T, 1>(P, tile, first, columns, ring);
-  else if (n == 2) shrink<T, 2>(P, tile, first, columns, ring);
-  else if (n == 3) shrink<T, 3>(P, tile, first, columns, ring);
-  else if (n == 4) shrink<T, 4>(P, tile, first, columns, ring);
+#define SHRINK(N, DEPTH) shrink<T, N, PARTS, DEPTH>(P, tile, tile_index, half_tile, column, first, n, halves, ring, full, empty)
+  if (PARTS == 2) {
+    if (n == 1) SHRINK(1, 8);
+    else if (n == 2) SHRINK(2, 8);
+    else SHRINK(3, 4);
+  } else {
+    if (n <= 4) SHRINK(4, 8);
+    else if (n <= 8) SHRINK(8, 8);
+    else SHRINK(12, 8);
+  }
 }
 
+// ---- expand
+
 template <class T> DEVICE void prefill_expand(const Prefill& P) {
-  extern __shared__ uint4 operand[];      // [group of 16 rows][rank tile][lane]: scale * v as the 16-row operand
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
-  const u32 tile_index = blockIdx.y / P.parts, groups = TILE_ROWS / 16 / P.parts, group0 = blockIdx.y % P.parts * groups;
-  const Tile tile = P.tiles[tile_index];
+  extern __shared__ __align__(128) char weights[];      // [unit][full tile][4 fragments], then [unit][2 fragments] of the half tile
+  __shared__ Barrier brought;
+  const u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
   u32 slice = 0, column = 0;
   while (blockIdx.x >= P.block_end[slice]) slice++;
+  const Tile tile = P.tiles[blockIdx.y];
   const Tensor* table = tensors_of(P, tile.slot);
   for (u32 s = 0; s < slice; s++) column += tiles(table[s].rank);
   const Tensor t = table[slice];
-  const u32 full = full_tiles(t.rank), half = has_half(t.rank), all = full + half, units = (P.outputs[slice] + 63) / 64;
-  const u32 unit0 = ((blockIdx.x - (slice ? P.block_end[slice - 1] : 0)) * (BLOCK_UNITS / 2) + warp) * 2;
-  const u32 rows = tile.rows > group0 * 16 ? min(tile.rows - group0 * 16, groups * 16) : 0;
+  const u32 full = full_tiles(t.rank), half = has_half(t.rank), units = (P.outputs[slice] + UNIT - 1) / UNIT;
+  const u32 unit0 = (blockIdx.x - (slice ? P.block_end[slice - 1] : 0)) * P.units, count = min(units - unit0, P.units);
   let_next_start();
-  if (t.rank == 0 || rows == 0) {
+  if (threadIdx.x == 0) {
+    brought.init(32);
+    barriers_ready();
+  }
+  __syncthreads();
+  if (t.rank == 0 || warp * 16 >= tile.rows) {      // the first warp has rows always
     wait_for_previous();
     return;
   }
-  const int* ids = P.rows + tile.row0 + group0 * 16;
-  uint4 old[2][4];
-  u16* place[2] = {};      // of this lane's two rows in y; null: none
-  auto find = [&](u32 group) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const u32 local = group * 16 + r * 8 + g;
-      const int row = local < rows ? ids[local] : -1;
-      place[r] = row < 0 ? nullptr : P.y + (u64)row * P.stride_y + P.column[slice] + q * 8;
+  if (warp == 0) {
+    // A lane for each piece: four fragments of a whole rank tile, two of a half one.
+    const u32 whole = count * full, pieces = whole + count * half;
+    u32 bytes = 0;
+    for (u32 i = lane; i < pieces; i += 32) bytes += i < whole ? 2048 : 1024;
+    brought.expect(bytes);
+    for (u32 i = lane; i < pieces; i += 32) {
+      Reader reader;
+      reader.enter(P.pool, t.b / P.pool.page_fragments, t.page_b, 0);
+      if (i < whole) brought.bring(weights + i * 2048, reader.at(P.pool, t.pages, t.b + (unit0 * full + i) * 4, 0), 2048);
+      else brought.bring(weights + whole * 1024 + i * 1024, reader.at(P.pool, t.pages, t.b + units * full * 4 + (unit0 + i - whole) * 2, 0), 1024);
     }
-  };
+    brought.brought();
+  }
+  // This lane's two rows of y; null: none.
+  u16* place[2];
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const u32 local = warp * 16 + r * 8 + g;
+    const int row = local < tile.rows ? P.rows[tile.row0 + local] : -1;
+    place[r] = row < 0 ? nullptr : P.y + (u64)row * P.stride_y + P.column[slice] + q * 8;
+  }
   // Piece e of a unit: row e >> 1, outputs 32 (e & 1) + 8 q and the seven behind.
-  auto live = [&](u32 unit, int e) { return place[e >> 1] && unit * 64 + (e & 1) * 32 + q * 8 < P.outputs[slice]; };
-  auto load = [&](int u) {
+  auto live = [&](u32 unit, int e) { return unit < count && place[e >> 1] && (unit0 + unit) * UNIT + (e & 1) * 32 + q * 8 < P.outputs[slice]; };
+  uint4 old[2][4];
+  auto load = [&](u32 unit, uint4 (&to)[4]) {
 #pragma unroll
     for (int e = 0; e < 4; e++) {
-      old[u][e] = make_uint4(0, 0, 0, 0);
-      if (!P.store && live(unit0 + u, e)) old[u][e] = load_wide(place[e >> 1] + (unit0 + u) * 64 + (e & 1) * 32);
+      to[e] = make_uint4(0, 0, 0, 0);
+      if (!P.store && live(unit, e)) to[e] = load_wide(place[e >> 1] + (unit0 + unit) * UNIT + (e & 1) * 32);
     }
   };
-  find(0);
-  load(0);
-  load(1);
+  load(0, old[0]);
+  load(1, old[1]);
   wait_for_previous();
-  const u64 split = (u64)P.columns * P.tile_count * TILE_ROWS * 16;
-#pragma unroll 1
-  for (u32 i = warp; i < groups * all; i += 8) {
-    const u32 group = i / all, k = i % all;
-    if (group * 16 >= rows) break;
-    const float* v = v_of(P, 0, column + k, tile_index * TILE_ROWS + (group0 + group) * 16 + g) + 2 * q;
-    float2 s[4] = {};
-#pragma unroll 2
-    for (u32 n = 0; n < P.splits; n++, v += split) {
+  const uint4* v = P.v + (((u64)blockIdx.y * P.columns + column) * (TILE_ROWS / 16) + warp) * 32 + lane;
+  constexpr u32 TILE_STEP = TILE_ROWS / 16 * 32, KEPT = 4;      // rank tiles that stay in registers
+  uint4 kept[KEPT];
 #pragma unroll
-      for (int m = 0; m < 4; m++)
-        if (m < 2 || k < full) {
-          const float2 add = *(const float2*)(v + (m & 1) * 8 * 16 + (m >> 1) * 8);
-          s[m].x += add.x;
-          s[m].y += add.y;
-        }
-    }
-    uint4 a;
-    a.x = T::pack(s[0].x * t.scale, s[0].y * t.scale);
-    a.y = T::pack(s[1].x * t.scale, s[1].y * t.scale);
-    a.z = T::pack(s[2].x * t.scale, s[2].y * t.scale);
-    a.w = T::pack(s[3].x * t.scale, s[3].y * t.scale);
-    operand[i * 32 + lane] = a;
-  }
-  __syncthreads();
-  if (unit0 >= units) return;
-  const u32 start = t.b / P.pool.page_fragments;
+  for (int k = 0; k < KEPT; k++) kept[k] = k < full + half ? v[k * TILE_STEP] : make_uint4(0, 0, 0, 0);
+  brought.wait(0);
 #pragma unroll 1
-  for (u32 group = 0; group * 16 < rows; group++) {
-    const uint4* mine = operand + group * all * 32 + lane;
-    u16* const here[2] = {place[0], place[1]};
+  for (u32 step = 0; step < count; step += 2)
 #pragma unroll
     for (int u = 0; u < 2; u++) {
-      const u32 unit = unit0 + u;
+      const u32 unit = step + u;
+      if (unit >= count) continue;
       float c[4][2][4] = {};
-      if (unit < units) {
-        Reader reader;
-        reader.enter(P.pool, start, t.page_b, lane);
-#pragma unroll 1
-        for (u32 k = 0; k < full; k++) {
-          const uint4 a = mine[k * 32];
-          const char* p = reader.at(P.pool, t.pages, t.b + (unit * full + k) * 4, lane);
+      const char* b = weights + unit * full * 2048 + lane * 16;
+      auto whole = [&](const uint4& a, const char* at) {
 #pragma unroll
-          for (int m = 0; m < 4; m++) {
-            const uint4 b = __ldg((const uint4*)(p + m * 512));
-            T::product(c[m][0], a.x, a.y, a.z, a.w, b.x, b.z);
-            T::product(c[m][1], a.x, a.y, a.z, a.w, b.y, b.w);
-          }
+        for (int m = 0; m < 4; m++) {
+          const uint4 w = *(const uint4*)(at + m * 512);
+          T::product(c[m][0], a.x, a.y, a.z, a.w, w.x, w.z);
+          T::product(c[m][1], a.x, a.y, a.z, a.w, w.y, w.w);
         }
-        if (half) {
-          const uint4 a = mine[full * 32];
-          const char* p = reader.at(P.pool, t.pages, t.b + units * full * 4 + unit * 2, lane);
+      };
 #pragma unroll
-          for (int l = 0; l < 2; l++) {
-            const uint4 b = __ldg((const uint4*)(p + l * 512));
-            T::product8(c[2 * l][0], a.x, a.y, b.x);
-            T::product8(c[2 * l][1], a.x, a.y, b.y);
-            T::product8(c[2 * l + 1][0], a.x, a.y, b.z);
-            T::product8(c[2 * l + 1][1], a.x, a.y, b.w);
-          }
+      for (u32 k = 0; k < KEPT; k++)
+        if (k < full) whole(kept[k], b + k * 2048);
+#pragma unroll 1
+      for (u32 k = KEPT; k < full; k++) whole(v[k * TILE_STEP], b + k * 2048);
+      if (half) {
+        const uint4 a = full == 0 ? kept[0] : v[full * TILE_STEP];
+        const char* at = weights + count * full * 2048 + unit * 1024 + lane * 16;
+#pragma unroll
+        for (int l = 0; l < 2; l++) {
+          const uint4 w = *(const uint4*)(at + l * 512);
+          T::product8(c[2 * l][0], a.x, a.y, w.x);
+          T::product8(c[2 * l][1], a.x, a.y, w.y);
+          T::product8(c[2 * l + 1][0], a.x, a.y, w.z);
+          T::product8(c[2 * l + 1][1], a.x, a.y, w.w);
         }
       }
 #pragma unroll
@@ -300,15 +413,17 @@ template <class T> DEVICE void prefill_expand(const Prefill& P) {
         o.y = add_pair<T>(o.y, c[1][0][e], c[1][1][e]);
         o.z = add_pair<T>(o.z, c[2][0][e], c[2][1][e]);
         o.w = add_pair<T>(o.w, c[3][0][e], c[3][1][e]);
-        if (here[e >> 1] && unit * 64 + (e & 1) * 32 + q * 8 < P.outputs[slice]) store_streaming(here[e >> 1] + unit * 64 + (e & 1) * 32, o);
+        if (live(unit, e)) store_streaming(place[e >> 1] + (unit0 + unit) * UNIT + (e & 1) * 32, o);
       }
-      if (u == 0) find(group + 1);
-      load(u);
+      load(unit + 2, old[u]);
     }
-  }
 }
 
-extern "C" __global__ void __launch_bounds__(256, 2) lora_prefill_shrink_bf16(const __grid_constant__ Prefill P) { prefill_shrink<Bf16>(P); }
-extern "C" __global__ void __launch_bounds__(256, 2) lora_prefill_shrink_f16(const __grid_constant__ Prefill P) { prefill_shrink<F16>(P); }
-extern "C" __global__ void __launch_bounds__(256, 2) lora_prefill_expand_bf16(const __grid_constant__ Prefill P) { prefill_expand<Bf16>(P); }
-extern "C" __global__ void __launch_bounds__(256, 2) lora_prefill_expand_f16(const __grid_constant__ Prefill P) { prefill_expand<F16>(P); }
+#define KERNELS(T, name)                                                                                                                         \
+  extern "C" __global__ void __launch_bounds__(256, 2) lora_prefill_shrink_##name(const __grid_constant__ Prefill P) { prefill_shrink<T, 2>(P); } \
+  extern "C" __global__ void __launch_bounds__(256, 1) lora_prefill_shrink_wide_##name(const __grid_constant__ Prefill P) {                       \
+    prefill_shrink<T, 1>(P);                                                                                                                     \
+  }                                                                                                                                              \
+  extern "C" __global__ void __launch_bounds__(256, 2) lora_prefill_expand_##name(const __grid_constant__ Prefill P) { prefill_expand<T>(P); }
+KERNELS(Bf16, bf16)
+KERNELS(F16, f16)

@@ -1,5 +1,8 @@
 //! From the shape of the work to the shape of the launch. Pure; the numbers come from measurements in docs/BENCHMARKS.md.
 
+use crate::decoder::attention::LINES;
+use crate::decoder::attention_chunk::{CHUNK_HEAD_DIMS, CHUNK_LINES};
+use crate::image::Arch;
 use crate::lora::decode::DECODE_CTAS_PER_SM;
 
 /// How `plan_decode` divides the work.
@@ -25,18 +28,47 @@ pub fn decode_tuning(pieces: u32, sms: u32) -> DecodeTuning {
     DecodeTuning { grid, ctas, ctas_per_piece: ctas, splits: if pieces <= 1 { 16 } else { 8 }, ragged_above: 1.25 }
 }
 
+/// How a prefill shrink divides rows and rank tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shrink {
+    /// A CTA takes 128 rows, not 64: its part of A is read half as often.
+    pub wide: bool,
+    pub rows: u32,
+    /// Rank tiles of a CTA.
+    pub bundle_tiles: u32,
+    pub ctas_per_sm: u32,
+}
+
+/// `columns`: rank tiles of all slices of the widest adapter.
+pub fn prefill_shrink(columns: u32) -> Shrink {
+    match columns {
+        0..=3 => Shrink { wide: false, rows: 64, bundle_tiles: columns, ctas_per_sm: 2 },
+        _ => Shrink { wide: true, rows: 128, bundle_tiles: columns.min(12), ctas_per_sm: 1 },
+    }
+}
+
 /// How many parts the inputs of a prefill shrink are cut into, so that a small prefill fills the device too.
-/// `ctas`: those of one part. `blocks`: of 32 inputs.
-pub fn prefill_splits(ctas: u32, blocks: u32, sms: u32) -> u32 {
-    let wanted = (2 * sms + ctas / 2) / ctas.max(1);
-    // A CTA halves its part once more, and both halves want some blocks to stream.
+/// `ctas`: those of one part. `blocks`: of 32 inputs. `resident`: CTAs that the device holds.
+pub fn prefill_splits(ctas: u32, blocks: u32, resident: u32) -> u32 {
+    let wanted = (resident + ctas / 2) / ctas.max(1);
+    // A CTA may halve its part once more, and wants some blocks to stream.
     wanted.clamp(1, (blocks / 16).clamp(1, 8))
 }
 
-/// CTAs that share a tile's 128 rows in a prefill expand, so that a small one fills the device too, and the last ones to
-/// finish are few. `ctas`: of one each.
-pub fn prefill_parts(ctas: u32, sms: u32) -> u32 {
-    [1, 2].into_iter().find(|parts| ctas * parts >= sms * 8).unwrap_or(4)
+/// Units of 64 outputs to a CTA of a prefill expand: fewer for a small one, so that it fills the device too.
+/// `all`: units of all tiles.
+pub fn prefill_units(all: u32, sms: u32) -> u32 {
+    if all >= sms * 32 { 4 } else { 2 }
+}
+
+/// Lines of an attention tile: those of the kernel to take for sequences that bring `fresh` tokens each.
+pub fn attention_lines(arch: Arch, head_dim: u32, heads_per_kv: u32, kv_heads: u32, fresh: &[u32], sms: u32) -> u32 {
+    let each = CHUNK_LINES / heads_per_kv.max(1);
+    let tiles: u32 = fresh.iter().map(|tokens| tokens.div_ceil(each.max(1))).sum();
+    let rows: u32 = fresh.iter().sum();
+    // A CTA makes on one SM what the small tiles make on five; tiles that are mostly empty are not worth it.
+    let enough = tiles * kv_heads * 5 >= sms && rows * heads_per_kv * 4 >= tiles * CHUNK_LINES;
+    if arch == Arch::Sm90a && CHUNK_HEAD_DIMS.contains(&head_dim) && enough { CHUNK_LINES } else { LINES }
 }
 
 /// Whether a segment goes to the prefill kernels: their tiles of 128 rows read the adapter once, where the decode
@@ -93,11 +125,25 @@ mod tests {
     }
 
     #[test]
+    fn chunks_of_prompts_take_large_tiles() {
+        let lines = |arch, dim, fresh: &[u32]| attention_lines(arch, dim, 4, 8, fresh, 132);
+        assert_eq!(lines(Arch::Sm90a, 128, &[2048]), 128);
+        assert_eq!(lines(Arch::Sm90a, 64, &[1, 1, 512]), 128);
+        // Decode, one short chunk, other devices, other head dimensions.
+        assert_eq!(lines(Arch::Sm90a, 128, &[1; 256]), 16);
+        assert_eq!(lines(Arch::Sm90a, 128, &[33]), 16);
+        assert_eq!(lines(Arch::Sm80, 128, &[2048]), 16);
+        assert_eq!(lines(Arch::Sm90a, 96, &[2048]), 16);
+    }
+
+    #[test]
     fn a_prefill_fills_the_device() {
         // 2048 rows: 32 CTAs; 8192 rows: 128; a long one needs no split.
-        assert_eq!([32, 128, 1000].map(|ctas| prefill_splits(ctas, 128, 132)), [8, 2, 1]);
-        assert_eq!(prefill_splits(1, 3, 132), 1);
-        assert_eq!(prefill_splits(0, 128, 132), 8);
-        assert_eq!([1792, 528, 384].map(|ctas| prefill_parts(ctas, 132)), [1, 2, 4]);
+        assert_eq!([32, 128, 1000].map(|ctas| prefill_splits(ctas, 128, 264)), [8, 2, 1]);
+        assert_eq!(prefill_splits(1, 3, 264), 1);
+        assert_eq!(prefill_splits(0, 128, 264), 8);
+        assert_eq!([16 * 64, 64 * 64].map(|units| prefill_units(units, 132)), [2, 2]);
+        assert_eq!(prefill_units(64 * 448, 132), 4);
+        assert_eq!([1, 3, 4, 48].map(|columns| prefill_shrink(columns).bundle_tiles), [1, 3, 4, 12]);
     }
 }

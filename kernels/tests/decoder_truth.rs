@@ -5,12 +5,16 @@ mod gpu;
 
 use gpu::{Bits, Gpu, Random, bytes, words};
 use lorafleet_kernels::decoder::attention::{
-    AttentionArgs, attention_launches, attention_splits, cut_tiles, parts_bytes, twin as attention_twin,
+    AttentionArgs, LINES, attention_launches, attention_splits, cut_tiles, parts_bytes, twin as attention_twin,
+};
+use lorafleet_kernels::decoder::attention_chunk::{
+    CHUNK_HEAD_DIMS, CHUNK_LINES, attention_chunk_launch, longest_first,
 };
 use lorafleet_kernels::decoder::kv::{Kv, Row, page_bytes, row_offset};
 use lorafleet_kernels::decoder::pages::{PagesArgs, Piece, pages_launch, scatter};
 use lorafleet_kernels::decoder::rope::{Llama3Scaling, RopeArgs, frequencies, rope_launch, twin as rope_twin};
 use lorafleet_kernels::decoder::{Round, activation, embedding, norm};
+use lorafleet_kernels::image::Arch;
 use lorafleet_kernels::launch::Element;
 use lorafleet_kernels::lora::twin::relative_error;
 use lorafleet_kernels::plain::bytes_of;
@@ -262,11 +266,113 @@ fn rope_rotates_and_writes_pages() {
     }
 }
 
+/// A batch whose keys and values are random, and the rest of its pool NaN.
+struct Attended {
+    seq: Sequences,
+    pool: Vec<u8>,
+    /// Sequence length, and how many of its last tokens are in the batch.
+    batch: Vec<(usize, usize)>,
+    rows: u32,
+    q: Vec<u16>,
+    args: AttentionArgs,
+}
+
+/// What a case of attention is about.
+#[derive(Clone, Copy, Debug)]
+struct Heads {
+    dim: u32,
+    query: u32,
+    kv: u32,
+    page_tokens: u32,
+    window: u32,
+    cap: f32,
+}
+
+fn attended(gpu: &Gpu, bits: Bits, heads: Heads, batch: &[(usize, usize)], random: &mut Random) -> Attended {
+    let Heads { dim, page_tokens, .. } = heads;
+    let lengths: Vec<usize> = batch.iter().map(|b| b.0).collect();
+    let seq = sequences(gpu, &lengths, 2, heads.kv, dim, page_tokens, random);
+    let mut pool = gpu.read(seq.kv.base, seq.pool_bytes);
+    for (s, length) in lengths.iter().enumerate() {
+        for (token, (value, head)) in
+            (0..*length).flat_map(|t| (0..2 * heads.kv).map(move |i| (t, (i & 1 == 1, i / 2))))
+        {
+            let (page, place) = (seq.lists[s][token / page_tokens as usize], token as u32 % page_tokens);
+            let at = row_offset(&seq.kv, page, value, head, place) as usize;
+            pool[at..at + 2 * dim as usize].copy_from_slice(&bytes(&bits.random(dim as usize, 1.0, random)));
+        }
+    }
+    gpu.write(seq.kv.base, &pool);
+    let rows = batch.iter().map(|b| b.1 as u32).sum();
+    let stride = (heads.query + 2 * heads.kv) * dim;
+    let q = bits.random((rows * stride) as usize, 2.0, random);
+    let args = AttentionArgs {
+        q: gpu.upload(&bytes(&q)),
+        y: gpu.upload(&vec![0xff; (rows * heads.query * dim) as usize * 2]),
+        kv: seq.kv,
+        query_heads: heads.query,
+        stride_q: stride,
+        splits: 1,
+        window: heads.window,
+        scale: 1.0 / (dim as f32).sqrt(),
+        soft_cap: heads.cap,
+        ..AttentionArgs::default()
+    };
+    Attended { seq, pool, batch: batch.to_vec(), rows, q, args }
+}
+
+impl Attended {
+    fn tiles(&self, lines: u32) -> Vec<lorafleet_kernels::decoder::attention::Tile> {
+        let per = self.args.query_heads / self.args.kv.heads;
+        let mut row = 0;
+        let mut tiles = Vec::new();
+        for ((length, fresh), start) in self.batch.iter().zip(&self.seq.starts) {
+            tiles.extend(cut_tiles(row, *fresh as u32, (length - fresh) as i32, *start, per, lines));
+            row += *fresh as u32;
+        }
+        tiles
+    }
+
+    /// What the kernel left against the twin, for every `step`th row.
+    fn check(&self, gpu: &Gpu, bits: Bits, round: Round, most: f64, step: usize, what: &str) {
+        let (args, dim) = (&self.args, self.args.kv.head_dim as usize);
+        let (width, per) = (args.query_heads as usize * dim, args.query_heads / args.kv.heads);
+        let y = read(gpu, bits, args.y, self.rows as usize * width);
+        let (mut found, mut expected, mut row) = (Vec::new(), Vec::new(), 0usize);
+        let page_tokens = args.kv.page_tokens as usize;
+        for (s, (length, fresh)) in self.batch.iter().enumerate() {
+            for position in length - fresh..*length {
+                row += 1;
+                if !row.is_multiple_of(step) && position + 1 != *length {
+                    continue;
+                }
+                let from = if args.window == 0 { 0 } else { (position + 1).saturating_sub(args.window as usize) };
+                for head in 0..args.query_heads {
+                    let at = (row - 1) * args.stride_q as usize + head as usize * dim;
+                    let query = wide(bits, &self.q[at..at + dim]);
+                    let side = |value| -> Vec<Vec<f64>> {
+                        let one = |t: usize| {
+                            let (page, place) = (self.seq.lists[s][t / page_tokens], (t % page_tokens) as u32);
+                            let at = row_offset(&args.kv, page, value, head / per, place) as usize;
+                            wide(bits, &words(&self.pool[at..at + 2 * dim]))
+                        };
+                        (from..=position).map(one).collect()
+                    };
+                    let (scale, cap) = (args.scale.into(), args.soft_cap.into());
+                    expected.extend(attention_twin(&query, &side(false), &side(true), scale, cap, round));
+                }
+                found.extend_from_slice(&y[(row - 1) * width..row * width]);
+            }
+        }
+        close(&found, &expected, most, what);
+    }
+}
+
 #[test]
 fn attention_of_decode_and_chunks() {
     let Some(gpu) = Gpu::open() else { return };
     for (bits, element, round, most) in KINDS {
-        for (dim, query_heads, kv_heads, window, cap) in [
+        for (dim, query, kv, window, cap) in [
             (64u32, 9u32, 3u32, 0u32, 0f32),
             (128, 32, 8, 0, 0.0),
             (80, 4, 4, 100, 0.0),
@@ -274,92 +380,64 @@ fn attention_of_decode_and_chunks() {
             (256, 8, 1, 33, 0.0),
             (128, 14, 2, 0, 0.0),
         ] {
-            let mut random = Random(u64::from(dim) + 1);
-            // Sequence length, and how many of its last tokens are in the batch.
+            let heads = Heads { dim, query, kv, page_tokens: 32, window, cap };
             let batch = [(1usize, 1usize), (17, 1), (300, 1), (1500, 1), (50, 33), (16, 16), (129, 5)];
-            let lengths: Vec<usize> = batch.iter().map(|b| b.0).collect();
-            let seq = sequences(&gpu, &lengths, 2, kv_heads, dim, 32, &mut random);
-            let mut pool = gpu.read(seq.kv.base, seq.pool_bytes);
-            for (s, length) in lengths.iter().enumerate() {
-                for (token, (value, head)) in
-                    (0..*length).flat_map(|t| (0..2 * kv_heads).map(move |i| (t, (i & 1 == 1, i / 2))))
-                {
-                    let at = row_offset(&seq.kv, seq.lists[s][token / 32], value, head, token as u32 % 32) as usize;
-                    pool[at..at + 2 * dim as usize].copy_from_slice(&bytes(&bits.random(
-                        dim as usize,
-                        1.0,
-                        &mut random,
-                    )));
-                }
-            }
-            gpu.write(seq.kv.base, &pool);
-            let (mut tiles, mut rows) = (Vec::new(), 0);
-            for (s, (length, fresh)) in batch.iter().enumerate() {
-                tiles.extend(cut_tiles(
-                    rows,
-                    *fresh as u32,
-                    (length - fresh) as i32,
-                    seq.starts[s],
-                    query_heads / kv_heads,
-                ));
-                rows += *fresh as u32;
-            }
-            let stride = (query_heads + 2 * kv_heads) * dim;
-            let q = bits.random((rows * stride) as usize, 2.0, &mut random);
-            let y_len = (rows * query_heads * dim) as usize;
-            let scale = 1.0 / (dim as f32).sqrt();
-            for splits in [1, 3, attention_splits(tiles.len() as u32, kv_heads, 1500, gpu.sms)] {
-                let y = gpu.upload(&vec![0xff; y_len * 2]);
-                let count = tiles.len() as u32;
-                let args = AttentionArgs {
-                    q: gpu.upload(&bytes(&q)),
-                    y,
+            let mut case = attended(&gpu, bits, heads, &batch, &mut Random(u64::from(dim) + 1));
+            let tiles = case.tiles(LINES);
+            let count = tiles.len() as u32;
+            for splits in [1, 3, attention_splits(count, kv, 1500, gpu.sms)] {
+                case.args = AttentionArgs {
+                    y: gpu.upload(&vec![0xff; (case.rows * query * dim) as usize * 2]),
                     tiles: gpu.upload(&bytes_of(&tiles)),
-                    parts: gpu.alloc(parts_bytes(count, kv_heads, splits, dim) as usize),
-                    kv: seq.kv,
-                    query_heads,
-                    stride_q: stride,
+                    parts: gpu.alloc(parts_bytes(count, kv, splits, dim) as usize),
                     splits,
-                    window,
-                    scale,
-                    soft_cap: cap,
                     tile_count: count,
-                    unused: 0,
+                    ..case.args
                 };
-                attention_launches(&args, element).unwrap().iter().for_each(|l| gpu.launch(l));
-                let found = read(&gpu, bits, y, y_len);
-                let (mut expected, mut row) = (Vec::new(), 0);
-                for (s, (length, fresh)) in batch.iter().enumerate() {
-                    for position in length - fresh..*length {
-                        for head in 0..query_heads {
-                            let query = wide(bits, &q[(row * stride + head * dim) as usize..][..dim as usize]);
-                            let from = if window == 0 { 0 } else { (position + 1).saturating_sub(window as usize) };
-                            let side = |value| -> Vec<Vec<f64>> {
-                                (from..=position)
-                                    .map(|t| {
-                                        let kv_head = head / (query_heads / kv_heads);
-                                        let at =
-                                            row_offset(&seq.kv, seq.lists[s][t / 32], value, kv_head, t as u32 % 32)
-                                                as usize;
-                                        wide(bits, &words(&pool[at..at + 2 * dim as usize]))
-                                    })
-                                    .collect()
-                            };
-                            expected.extend(attention_twin(
-                                &query,
-                                &side(false),
-                                &side(true),
-                                scale.into(),
-                                cap.into(),
-                                round,
-                            ));
-                        }
-                        row += 1;
-                    }
-                }
-                close(&found, &expected, most * 1.5, &format!("attention {bits:?} {dim}, {splits} parts"));
+                attention_launches(&case.args, element).unwrap().iter().for_each(|l| gpu.launch(l));
+                case.check(&gpu, bits, round, most * 1.5, 1, &format!("attention {bits:?} {dim}, {splits} parts"));
             }
             gpu.free_all();
+        }
+    }
+}
+
+/// Chunks from one token to several blocks, whose lines end anywhere in a tile, on pages of 16 to 144 tokens.
+#[test]
+fn attention_of_chunks_by_warpgroups() {
+    let Some(gpu) = Gpu::open() else { return };
+    if gpu.arch != Arch::Sm90a {
+        eprintln!("SKIPPED: {} has no image of attention_chunk_sm90a", gpu.name);
+        return;
+    }
+    for (bits, element, round, most) in KINDS {
+        for (query, kv, page_tokens, window, cap) in [
+            (32u32, 8u32, 16u32, 0u32, 0f32),
+            (9, 3, 32, 0, 0.0),
+            (14, 2, 48, 0, 30.0),
+            (16, 1, 256, 129, 0.0),
+            (2, 2, 144, 33, 0.0),
+            (4, 1, 16, 300, 5.0),
+        ] {
+            for dim in CHUNK_HEAD_DIMS {
+                let heads = Heads { dim, query, kv, page_tokens, window, cap };
+                let batch = [(1usize, 1usize), (127, 127), (129, 1), (300, 300), (1500, 40), (128, 128), (777, 257)];
+                let mut case = attended(&gpu, bits, heads, &batch, &mut Random(u64::from(dim + query)));
+                let mut tiles = case.tiles(CHUNK_LINES);
+                longest_first(&mut tiles);
+                case.args.tiles = gpu.upload(&bytes_of(&tiles));
+                case.args.tile_count = tiles.len() as u32;
+                let launch = attention_chunk_launch(&case.args, element).unwrap();
+                gpu.launch(&launch);
+                case.check(&gpu, bits, round, most * 1.5, 23, &format!("{bits:?} {heads:?}"));
+                // The same bits again.
+                let n = (case.rows * query * dim) as usize * 2;
+                let first = gpu.read(case.args.y, n);
+                gpu.fill(case.args.y, 0xff, n);
+                gpu.launch(&launch);
+                assert!(gpu.read(case.args.y, n) == first, "{bits:?} {heads:?}: other bits");
+                gpu.free_all();
+            }
         }
     }
 }

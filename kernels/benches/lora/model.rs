@@ -143,7 +143,8 @@ pub struct Batch {
     rows_ptr: DevicePtr,
     buffers: Vec<Buffers>,
     exchange: DevicePtr,
-    v: DevicePtr,
+    /// v, sums and counters of prefill launches.
+    scratch: [DevicePtr; 3],
     step_ptr: DevicePtr,
     step: u32,
 }
@@ -163,7 +164,7 @@ impl Batch {
         let pieces = lengths.iter().map(|n| n.div_ceil(PIECE_ROWS)).sum();
         let exchange = gpu.alloc(COLUMNS_MAX * 1024);
         gpu.fill(exchange, 0, COLUMNS_MAX * 1024);
-        let (mut buffers, mut v_bytes) = (Vec::new(), 0);
+        let (mut buffers, mut scratch) = (Vec::new(), [0; 3]);
         for group in &model.groups {
             let (x_bytes, y_bytes) =
                 ((rows * group.inputs * 2) as usize, (rows * group.outputs.iter().sum::<u32>() * 2) as usize);
@@ -172,7 +173,10 @@ impl Batch {
             let x = gpu.alloc(x_bytes * sets);
             (0..sets).for_each(|i| gpu.write(x + (i * x_bytes) as u64, &noise[..x_bytes]));
             let plan = prefill.then(|| plan_prefill(&segments, group, gpu.sms).unwrap());
-            v_bytes = v_bytes.max(plan.as_ref().map_or(0, |p| p.v_bytes));
+            if let Some(p) = &plan {
+                let wanted = [p.v_bytes, p.sums_bytes, u64::from(p.counters) * 4];
+                scratch.iter_mut().zip(wanted).for_each(|(most, wanted)| *most = wanted.max(*most));
+            }
             buffers.push(Buffers {
                 x,
                 y: gpu.alloc(y_bytes * sets),
@@ -193,7 +197,7 @@ impl Batch {
             rows_ptr: gpu.upload(&bytes_of(&order)),
             buffers,
             exchange,
-            v: gpu.alloc(v_bytes as usize),
+            scratch: scratch.map(|bytes| gpu.upload(&vec![0; bytes as usize])),
             step_ptr: gpu.upload(&[0; 4]),
             step: 0,
         };
@@ -219,9 +223,9 @@ impl Batch {
         }
     }
 
-    /// Another number of CTAs to a tile of the prefill's expand.
-    pub fn set_parts(&mut self, parts: u32) {
-        self.buffers.iter_mut().filter_map(|b| b.prefill.as_mut()).for_each(|plan| plan.parts = parts);
+    /// Another width of the CTAs of the prefill's expand.
+    pub fn set_units(&mut self, units: u32) {
+        self.buffers.iter_mut().filter_map(|b| b.prefill.as_mut()).for_each(|plan| plan.units = units);
     }
 
     pub fn splits(&self) -> Vec<u32> {
@@ -247,7 +251,9 @@ impl Batch {
                 tensors: model.table,
                 rows: self.rows_ptr,
                 tiles: buffers.tiles,
-                v: self.v,
+                v: self.scratch[0],
+                sums: self.scratch[1],
+                counters: self.scratch[2],
                 projections: 7,
                 projection: GROUPS[group].0,
                 layers: model.layers,
@@ -314,12 +320,13 @@ impl Batch {
         worst
     }
 
-    /// The same of only the first or only the second launch of a prefill.
-    pub fn time_part(&mut self, gpu: &Gpu, model: &Model, part: usize) -> f64 {
+    /// The same of only the first or only the second launch of a prefill, of all groups or one.
+    pub fn time_part(&mut self, gpu: &Gpu, model: &Model, part: usize, only: Option<usize>) -> f64 {
         let layers = model.layers.max(16);
         let graph = gpu.capture(|| {
             for number in 0..layers {
-                (0..4).for_each(|group| gpu.launch(&self.launches(model, group, number, 0)[part]));
+                let groups = (0..4).filter(|group| only.is_none_or(|only| *group == only));
+                groups.for_each(|group| gpu.launch(&self.launches(model, group, number, 0)[part]));
             }
         });
         self.median(gpu, &graph, layers)

@@ -50,19 +50,32 @@ plain! {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum AttentionError {
-    #[error("head dimension {found} is none of {HEAD_DIMS:?}")]
-    HeadDim { found: u32 },
+    #[error("head dimension {found} is none of {known:?}")]
+    HeadDim { found: u32, known: &'static [u32] },
     #[error("{query_heads} query heads over {kv_heads} KV heads; a KV head can have 1 to {LINES}")]
     Heads { query_heads: u32, kv_heads: u32 },
     #[error("pages hold {found} tokens, not a multiple of 16")]
     PageTokens { found: u32 },
+    #[error("a sequence cut into {found} parts; tiles of chunks take it whole")]
+    Splits { found: u32 },
+    #[error("{found} tiles; a launch takes {most}")]
+    Tiles { found: u32, most: u32 },
+    #[error("scale {found} is not above 0 and finite")]
+    Scale { found: f32 },
 }
 
-/// Tokens of one sequence from `position` on, cut into tiles.
-pub fn cut_tiles(row: u32, tokens: u32, position: i32, list: u32, heads_per_kv: u32) -> impl Iterator<Item = Tile> {
-    let each = (LINES / heads_per_kv.max(1)).max(1);
+/// Tokens of one sequence from `position` on, cut into tiles of `lines`: `LINES`, or another kernel's.
+pub fn cut_tiles(
+    row: u32,
+    tokens: u32,
+    position: i32,
+    list: u32,
+    heads_per_kv: u32,
+    lines: u32,
+) -> impl Iterator<Item = Tile> {
+    let each = (lines / heads_per_kv.max(1)).max(1);
     (0..tokens).step_by(each as usize).map(move |at| Tile {
         row: row + at,
         tokens: each.min(tokens - at),
@@ -82,17 +95,23 @@ pub fn parts_bytes(tiles: u32, kv_heads: u32, splits: u32, head_dim: u32) -> u64
     if splits == 1 { 0 } else { u64::from(tiles * kv_heads * splits) * u64::from(LINES * (head_dim + 2)) * 4 }
 }
 
-/// One launch, or two where sequences are cut into parts.
-pub fn attention_launches(args: &AttentionArgs, element: Element) -> Result<Vec<Launch>, AttentionError> {
+/// What every kernel of attention asks of its arguments; the place of the head dimension among `known`.
+pub(super) fn check_shape(args: &AttentionArgs, known: &'static [u32]) -> Result<usize, AttentionError> {
     let (kv, query_heads) = (&args.kv, args.query_heads);
-    let index = HEAD_DIMS.iter().position(|d| *d == kv.head_dim);
-    let index = index.ok_or(AttentionError::HeadDim { found: kv.head_dim })?;
+    let index = known.iter().position(|d| *d == kv.head_dim);
+    let index = index.ok_or(AttentionError::HeadDim { found: kv.head_dim, known })?;
     if kv.heads == 0 || !query_heads.is_multiple_of(kv.heads) || !(1..=LINES).contains(&(query_heads / kv.heads)) {
         return Err(AttentionError::Heads { query_heads, kv_heads: kv.heads });
     }
     if kv.page_tokens == 0 || !kv.page_tokens.is_multiple_of(16) {
         return Err(AttentionError::PageTokens { found: kv.page_tokens });
     }
+    Ok(index)
+}
+
+/// One launch, or two where sequences are cut into parts.
+pub fn attention_launches(args: &AttentionArgs, element: Element) -> Result<Vec<Launch>, AttentionError> {
+    let (kv, index) = (&args.kv, check_shape(args, &HEAD_DIMS)?);
     let names: [&'static str; 5] = match element {
         Element::Bf16 => {
             ["attention_bf16_64", "attention_bf16_80", "attention_bf16_96", "attention_bf16_128", "attention_bf16_256"]
@@ -154,10 +173,10 @@ mod tests {
 
     #[test]
     fn tiles_hold_sixteen_lines() {
-        let tiles: Vec<_> = cut_tiles(5, 10, 100, 7, 4).collect();
+        let tiles: Vec<_> = cut_tiles(5, 10, 100, 7, 4, LINES).collect();
         let tile = |row, tokens, position| Tile { row, tokens, position, list: 7 };
         assert_eq!(tiles, [tile(5, 4, 100), tile(9, 4, 104), tile(13, 2, 108)]);
-        assert_eq!(cut_tiles(0, 3, 0, 0, 16).count(), 3);
+        assert_eq!(cut_tiles(0, 3, 0, 0, 16, LINES).count(), 3);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 pub mod activation;
 pub mod attention;
+pub mod attention_chunk;
 pub mod embedding;
 pub mod kv;
 pub mod norm;

@@ -6,17 +6,13 @@ use super::plan::{Group, PlanError, Segment};
 use super::{SLICES, UNIT_OUTPUTS};
 use crate::launch::{DevicePtr, Element, Launch};
 use crate::plain::{Plain, plain};
-use crate::tuning::{prefill_parts, prefill_splits};
+use crate::tuning::{Shrink, prefill_shrink, prefill_splits, prefill_units};
 
 pub const TILE_ROWS: u32 = 128;
-/// Units of 64 outputs of one CTA of the expand.
-const BLOCK_UNITS: u32 = 16;
-/// Rank tiles of one CTA of the shrink.
-const BUNDLE_TILES: u32 = 4;
-/// Shared memory that one of them takes there: two halves of K, four stages of two blocks, two fragments each.
-const SHRINK_RING_BYTES: u32 = 2 * 4 * 2 * 2 * 512;
-/// The y dimension of a grid, where a tile is cut in four.
-const TILES_MAX: usize = 65_535 / 4;
+/// Shared memory of one rank tile in the shrink's ring: four stages of four blocks of two fragments.
+const RING_TILE_BYTES: u32 = 4 * 4 * 2 * 512;
+/// The y dimension of a grid.
+const TILES_MAX: usize = 65_535;
 
 plain! {
     /// Rows of one adapter for one CTA.
@@ -37,12 +33,18 @@ plain! {
         pub tensors: DevicePtr,
         pub rows: DevicePtr,
         pub tiles: DevicePtr,
-        /// f32, `PrefillPlan::v_bytes` of them.
+        /// Scratch of `PrefillPlan::v_bytes`.
         pub v: DevicePtr,
-        pub tile_count: u32,
+        /// Scratch of `PrefillPlan::sums_bytes`.
+        pub sums: DevicePtr,
+        /// u32, `PrefillPlan::counters` of them: zero before the first launch, and left zero by every one.
+        pub counters: DevicePtr,
         pub splits: u32,
+        /// 1: the shrink's CTAs take 128 rows.
+        pub wide: u32,
         pub columns: u32,
         pub bundles: u32,
+        pub bundle_tiles: u32,
         pub inputs: u32,
         pub blocks_in: u32,
         pub slices: u32,
@@ -56,8 +58,8 @@ plain! {
         pub layer: u32,
         /// 1: y is overwritten instead of added to.
         pub store: u32,
-        /// That a tile's rows are cut into for the expand: 1, 2 or 4.
-        pub parts: u32,
+        /// Of 64 outputs, that a CTA of the expand takes.
+        pub units: u32,
     }
 }
 
@@ -69,11 +71,17 @@ pub struct PrefillPlan {
     pub columns: u32,
     /// Rank tiles of its widest slice.
     pub slice_tiles: u32,
+    pub shrink: Shrink,
+    /// Parts that the inputs are cut into for the shrink.
     pub splits: u32,
-    /// CTAs that share a tile's rows in the expand.
-    pub parts: u32,
+    /// Of 64 outputs, that a CTA of the expand takes.
+    pub units: u32,
     /// Scratch for the shrink's results.
     pub v_bytes: u64,
+    /// Scratch for the sums of parts; none where there is one part.
+    pub sums_bytes: u64,
+    /// Counters of arrivals at them.
+    pub counters: u32,
 }
 
 /// Cuts segments into tiles. Empty segments and those of rank 0 take no part.
@@ -98,13 +106,26 @@ pub fn plan_prefill(segments: &[Segment], group: &Group, sms: u32) -> Result<Pre
     if cut.len() > TILES_MAX {
         return Err(PlanError::Tiles { found: cut.len(), most: TILES_MAX });
     }
-    let columns = slice_tiles * group.outputs.len() as u32;
-    let ctas = cut.len() as u32 * 2 * columns.div_ceil(BUNDLE_TILES);
-    let splits = prefill_splits(ctas, group.inputs.div_ceil(super::BLOCK_INPUTS), sms);
-    let v_bytes = u64::from(splits) * u64::from(columns) * cut.len() as u64 * u64::from(TILE_ROWS) * 16 * 4;
-    let blocks = group.outputs.iter().map(|n| n.div_ceil(BLOCK_UNITS * UNIT_OUTPUTS)).sum::<u32>();
-    let parts = prefill_parts(cut.len() as u32 * blocks, sms);
-    Ok(PrefillPlan { tiles: cut, columns, slice_tiles, splits, parts, v_bytes })
+    let (tile_count, columns) = (cut.len() as u64, slice_tiles * group.outputs.len() as u32);
+    let shrink = prefill_shrink(columns);
+    let ctas = cut.len() as u32 * (TILE_ROWS / shrink.rows) * columns.div_ceil(shrink.bundle_tiles.max(1));
+    let splits = prefill_splits(ctas, group.inputs.div_ceil(super::BLOCK_INPUTS), shrink.ctas_per_sm * sms);
+    let tile_bytes = u64::from(TILE_ROWS) * 16 * 2;
+    let sums = u64::from(ctas * splits * (shrink.rows / 16) * shrink.bundle_tiles) * 16 * 16 * 4;
+    Ok(PrefillPlan {
+        tiles: cut,
+        columns,
+        slice_tiles,
+        shrink,
+        splits,
+        units: prefill_units(
+            tile_count as u32 * group.outputs.iter().map(|n| n.div_ceil(UNIT_OUTPUTS)).sum::<u32>(),
+            sms,
+        ),
+        v_bytes: tile_count * u64::from(columns) * tile_bytes,
+        sums_bytes: if splits == 1 { 0 } else { sums },
+        counters: ctas,
+    })
 }
 
 impl PrefillArgs {
@@ -112,11 +133,12 @@ impl PrefillArgs {
     pub fn of_plan(group: &Group, plan: &PrefillPlan) -> Self {
         let shapes = DecodeArgs::of_group(group);
         let mut args = Self {
-            tile_count: plan.tiles.len() as u32,
             splits: plan.splits,
-            parts: plan.parts,
+            wide: plan.shrink.wide.into(),
             columns: plan.columns,
-            bundles: plan.columns.div_ceil(BUNDLE_TILES),
+            bundles: plan.columns.div_ceil(plan.shrink.bundle_tiles.max(1)),
+            bundle_tiles: plan.shrink.bundle_tiles,
+            units: plan.units,
             inputs: shapes.inputs,
             blocks_in: shapes.blocks_in,
             slices: shapes.slices,
@@ -127,7 +149,7 @@ impl PrefillArgs {
         };
         let mut end = 0;
         for (place, outputs) in args.block_end.iter_mut().zip(shapes.outputs) {
-            end += outputs.div_ceil(BLOCK_UNITS * UNIT_OUTPUTS);
+            end += outputs.div_ceil(plan.units * UNIT_OUTPUTS);
             *place = end;
         }
         args
@@ -148,23 +170,27 @@ pub fn prefill_launches(args: &PrefillArgs, plan: &PrefillPlan, element: Element
         argument: args.to_bytes(),
         overlaps_previous: true,
     };
-    let blocks = args.block_end[SLICES - 1];
+    let (shrink, tiles) = (&plan.shrink, plan.tiles.len() as u32);
+    let (names, parts) = match shrink.wide {
+        true => (["lora_prefill_shrink_wide_bf16", "lora_prefill_shrink_wide_f16"], 1),
+        false => (["lora_prefill_shrink_bf16", "lora_prefill_shrink_f16"], 2),
+    };
     vec![
         launch(
-            ["lora_prefill_shrink_bf16", "lora_prefill_shrink_f16"],
-            [args.tile_count * 2 * args.bundles, args.splits, 1],
-            args.columns.min(BUNDLE_TILES) * SHRINK_RING_BYTES,
+            names,
+            [tiles * (TILE_ROWS / shrink.rows) * args.bundles, args.splits, 1],
+            parts * shrink.bundle_tiles * RING_TILE_BYTES,
         ),
         launch(
             ["lora_prefill_expand_bf16", "lora_prefill_expand_f16"],
-            [blocks, args.tile_count * plan.parts, 1],
-            plan.slice_tiles * (TILE_ROWS / 16 / plan.parts) * 512,
+            [args.block_end[SLICES - 1], tiles, 1],
+            plan.units * plan.slice_tiles * 4 * 512,
         ),
     ]
 }
 
 // The kernel declares the same sizes.
-const _: () = assert!(Tile::SIZE == 16 && PrefillArgs::SIZE == 176);
+const _: () = assert!(Tile::SIZE == 16 && PrefillArgs::SIZE == 192);
 
 #[cfg(test)]
 mod tests {
@@ -180,12 +206,12 @@ mod tests {
         let tile = |slot, row0, rows| Tile { slot, row0, rows, unused: 0 };
         assert_eq!(plan.tiles, [tile(4, 0, 128), tile(4, 128, 1), tile(7, 136, 128)]);
         assert_eq!((plan.columns, plan.slice_tiles, plan.splits), (6, 2, 8));
-        assert_eq!(plan.v_bytes, 8 * 6 * 3 * 128 * 64);
+        assert_eq!((plan.v_bytes, plan.sums_bytes, plan.counters), (3 * 6 * 4096, 3 * 8 * 8 * 6 * 1024, 3));
         let args = PrefillArgs::of_plan(&group, &plan);
-        assert_eq!((args.bundles, args.block_end), (2, [4, 5, 6]));
+        assert_eq!((args.bundles, args.block_end), (1, [32, 40, 48]));
         let launches = prefill_launches(&args, &plan, Element::Bf16);
-        assert_eq!((launches[0].grid, launches[1].grid), ([12, 8, 1], [6, 12, 1]));
-        assert_eq!((plan.parts, launches[1].shared_bytes), (4, 2 * 2 * 512));
+        assert_eq!((launches[0].grid, launches[1].grid), ([3, 8, 1], [48, 3, 1]));
+        assert_eq!((launches[0].shared_bytes, launches[1].shared_bytes), (6 * 16_384, 2 * 2 * 2048));
     }
 
     #[test]

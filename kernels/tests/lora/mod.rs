@@ -218,6 +218,9 @@ impl Case {
         let plan = plan_prefill(&self.segments, &adapters.group, gpu.sms).unwrap();
         let v = gpu.alloc(plan.v_bytes as usize);
         gpu.fill(v, 0xff, plan.v_bytes as usize);
+        let sums = gpu.alloc(plan.sums_bytes as usize);
+        gpu.fill(sums, 0xff, plan.sums_bytes as usize);
+        let counters = gpu.upload(&vec![0; plan.counters as usize * 4]);
         let args = PrefillArgs {
             x: self.x,
             y: self.y,
@@ -226,12 +229,15 @@ impl Case {
             rows: self.rows_ptr,
             tiles: gpu.upload(&bytes_of(&plan.tiles)),
             v,
+            sums,
+            counters,
             projections: adapters.group.outputs.len() as u32,
             layers: adapters.layers,
             layer,
             ..PrefillArgs::of_plan(&adapters.group, &plan)
         };
         prefill_launches(&args, &plan, adapters.element()).iter().for_each(|l| gpu.launch(l));
+        assert!(gpu.read(counters, plan.counters as usize * 4).iter().all(|b| *b == 0), "counters are not left zero");
         (before, words(&gpu.read(self.y, self.y_bytes)))
     }
 
