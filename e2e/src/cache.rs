@@ -34,6 +34,20 @@ impl Cache {
         &self.root
     }
 
+    /// Waits until no other process does `what`, and keeps others waiting while the result is held.
+    ///
+    /// # Errors
+    /// When the lock cannot be made.
+    pub fn alone(&self, what: &str) -> Result<File> {
+        let path = self.root.join(format!("{what}.lock"));
+        let lock = File::create(&path).with_context(|| format!("make {}", path.display()))?;
+        if lock.try_lock().is_err() {
+            progress::say(format!("another run is at work on {what}; waiting for it"));
+            lock.lock().with_context(|| format!("lock {}", path.display()))?;
+        }
+        Ok(lock)
+    }
+
     /// The folder `name-KEY`, where KEY is a digest over `inputs`; built by `build` in a folder beside it and renamed, so
     /// that a killed build leaves nothing that looks finished. Two processes build the same thing once.
     ///
@@ -62,7 +76,7 @@ impl Cache {
 }
 
 /// Sixteen hex digits of SHA-256 over the inputs, each with its length before it.
-fn key(inputs: &[&[u8]]) -> String {
+pub fn key(inputs: &[&[u8]]) -> String {
     let mut hash = Sha256::new();
     for input in inputs {
         hash.update((input.len() as u64).to_le_bytes());

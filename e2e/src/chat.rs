@@ -6,13 +6,15 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use ureq::Agent;
 
+use crate::forward::Route;
+
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(120);
 
 /// A client of one server.
 #[derive(Clone, Debug)]
 pub struct Client {
     agent: Agent,
-    url: String,
+    route: Route,
     key: Option<String>,
 }
 
@@ -26,11 +28,16 @@ pub struct Answer {
 }
 
 impl Client {
-    /// For `http://host:port`.
-    pub fn new(url: &str) -> Self {
+    /// Of the server at the end of this route.
+    pub fn new(route: Route) -> Self {
         let config =
             Agent::config_builder().http_status_as_error(false).timeout_global(Some(ANSWER_TIME_MAX)).proxy(None);
-        Self { agent: config.build().into(), url: url.to_owned(), key: None }
+        Self { agent: config.build().into(), route, key: None }
+    }
+
+    /// The server's base URL, `http://host:port`.
+    pub fn url(&self) -> &str {
+        self.route.url()
     }
 
     /// The same with `Authorization: Bearer KEY`.
@@ -44,12 +51,39 @@ impl Client {
     /// # Errors
     /// When the server cannot be reached or answers with no JSON.
     pub fn post(&self, path: &str, body: &Value) -> Result<Answer> {
-        let mut request = self.agent.post(format!("{}{path}", self.url));
+        let mut request = self.agent.post(format!("{}{path}", self.url()));
         if let Some(key) = &self.key {
             request = request.header("authorization", format!("Bearer {key}"));
         }
-        let answer = request.send_json(body).with_context(|| format!("POST {}{path}", self.url))?;
-        read(answer).with_context(|| format!("answer of {}{path}", self.url))
+        let answer = request.send_json(body).with_context(|| format!("POST {}{path}", self.url()))?;
+        read(answer).with_context(|| format!("answer of {}{path}", self.url()))
+    }
+
+    /// As [`Client::post`], with PUT.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn put(&self, path: &str, body: &Value) -> Result<Answer> {
+        let mut request = self.agent.put(format!("{}{path}", self.url()));
+        if let Some(key) = &self.key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        let answer = request.send_json(body).with_context(|| format!("PUT {}{path}", self.url()))?;
+        read(answer).with_context(|| format!("answer of {}{path}", self.url()))
+    }
+
+    /// The status of a page, whatever it holds.
+    ///
+    /// # Errors
+    /// When the server cannot be reached.
+    pub fn status(&self, path: &str) -> Result<u16> {
+        Ok(self
+            .agent
+            .get(format!("{}{path}", self.url()))
+            .call()
+            .with_context(|| format!("GET {path}"))?
+            .status()
+            .as_u16())
     }
 
     /// Reads a JSON answer, whatever its status.
@@ -57,12 +91,12 @@ impl Client {
     /// # Errors
     /// As [`Client::post`].
     pub fn get(&self, path: &str) -> Result<Answer> {
-        let mut request = self.agent.get(format!("{}{path}", self.url));
+        let mut request = self.agent.get(format!("{}{path}", self.url()));
         if let Some(key) = &self.key {
             request = request.header("authorization", format!("Bearer {key}"));
         }
-        let answer = request.call().with_context(|| format!("GET {}{path}", self.url))?;
-        read(answer).with_context(|| format!("answer of {}{path}", self.url))
+        let answer = request.call().with_context(|| format!("GET {}{path}", self.url()))?;
+        read(answer).with_context(|| format!("answer of {}{path}", self.url()))
     }
 
     /// A page of text, such as metrics.
@@ -70,7 +104,8 @@ impl Client {
     /// # Errors
     /// When the server cannot be reached.
     pub fn text(&self, path: &str) -> Result<String> {
-        let mut answer = self.agent.get(format!("{}{path}", self.url)).call().with_context(|| format!("GET {path}"))?;
+        let mut answer =
+            self.agent.get(format!("{}{path}", self.url())).call().with_context(|| format!("GET {path}"))?;
         Ok(answer.body_mut().read_to_string()?)
     }
 
@@ -98,14 +133,22 @@ impl Client {
     ///
     /// # Errors
     /// When the status is not 200, or the stream ends without `[DONE]` or with an error.
-    pub fn stream(&self, model: &str, prompt: &str, tokens_max: u32, mut see: impl FnMut(&str)) -> Result<String> {
-        let mut body = chat_body(model, prompt, tokens_max);
+    pub fn stream(&self, model: &str, prompt: &str, tokens_max: u32, see: impl FnMut(&str)) -> Result<String> {
+        self.stream_body(&chat_body(model, prompt, tokens_max), see)
+    }
+
+    /// The same for any body of a chat.
+    ///
+    /// # Errors
+    /// As [`Client::stream`].
+    pub fn stream_body(&self, body: &Value, mut see: impl FnMut(&str)) -> Result<String> {
+        let (mut body, model) = (body.clone(), &body["model"]);
         body["stream"] = json!(true);
-        let mut request = self.agent.post(format!("{}/v1/chat/completions", self.url));
+        let mut request = self.agent.post(format!("{}/v1/chat/completions", self.url()));
         if let Some(key) = &self.key {
             request = request.header("authorization", format!("Bearer {key}"));
         }
-        let answer = request.send_json(&body).with_context(|| format!("stream from {}", self.url))?;
+        let answer = request.send_json(&body).with_context(|| format!("stream from {}", self.url()))?;
         let status = answer.status();
         if !status.is_success() {
             bail!("{model}: {}", read(answer)?.body);

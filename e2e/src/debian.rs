@@ -38,7 +38,7 @@ pub fn ensure(needed: &[Needed]) -> Result<()> {
     if !present("apt-get") {
         bail!("missing on this machine, which has no apt-get: install the equivalents of {list}");
     }
-    if Shell::new("id").arg("-u").output()?.trim() != "0" {
+    if !is_root()? {
         bail!("missing, and only root can install them: apt-get install --no-install-recommends {list}");
     }
     progress::step(&format!("install Debian packages: {list}"), || {
@@ -49,6 +49,14 @@ pub fn ensure(needed: &[Needed]) -> Result<()> {
         Some(need) => bail!("package {} was installed but {} is still not there", need.package, need.file),
         None => Ok(()),
     }
+}
+
+/// Whether this process may do everything.
+///
+/// # Errors
+/// When `id` cannot be started.
+pub fn is_root() -> Result<bool> {
+    Ok(Shell::new("id").arg("-u").output()?.trim() == "0")
 }
 
 fn apt(args: &[&str]) -> Result<()> {

@@ -6,47 +6,28 @@ use anyhow::{Context, Result, bail};
 
 use crate::cache::Cache;
 use crate::chat::Client;
-use crate::cluster::{Cluster, Settings};
-use crate::forward::Forward;
-use crate::install::{self, Images};
 use crate::kubectl::Kubectl;
+use crate::place::{Place, Target};
 use crate::progress::{say, step};
-use crate::s3::{self, Store};
-use crate::tools::{self, Tools};
-use crate::{images, repository, wait, world};
+use crate::{guest, install, repository, wait, ways};
 
-const NAMESPACE: &str = "lorafleet-demo";
+pub const NAMESPACE: &str = "lorafleet-demo";
 const PATIENCE: Duration = Duration::from_secs(300);
 const ANSWER_TOKENS_MAX: u32 = 48;
 
 /// What the demo asks each model.
 const PROMPTS: [&str; 2] = ["My invoice shows a charge that I did not make. Please help.", "How do I cook rice?"];
 
-/// Where the demo runs.
-#[derive(Clone, Debug)]
-pub enum Place {
-    /// In a cluster of its own.
-    Own(Settings),
-    /// In the user's, which must be able to get the images.
-    Context { name: String, images: Images },
-}
-
 /// Runs it all; safe to run again.
 ///
 /// # Errors
 /// When a step fails; the message names what was awaited and how it stood.
 pub fn run(cache: &Cache, place: &Place) -> Result<()> {
-    let (tools, kubectl, images) = prepare(cache, place)?;
-    let model = step("the model", || tools::model(cache))?;
-    step("S3 server", || {
-        Store::deploy(&kubectl, &images.name("s3"))?;
-        let forward = Forward::open(&kubectl, s3::NAMESPACE, "s3", 9000)?;
-        world::fill(&Store::at(forward.url().to_owned())?, &model)
-    })?;
-    step("install lorafleet with helm", || install::helm(&tools, &kubectl, &images, &[]))?;
-    let demo = kubectl.namespace(NAMESPACE);
+    let target = Target::open(cache, place)?;
+    install::all(cache, &target)?;
+    let demo = target.kubectl().namespace(NAMESPACE);
     step("apply the base, three adapters and a pool", || {
-        kubectl.apply(&format!("{{apiVersion: v1, kind: Namespace, metadata: {{name: {NAMESPACE}}}}}"))?;
+        demo.apply(&guest::namespace(NAMESPACE))?;
         ["base", "adapters", "pool"].into_iter().try_for_each(|name| apply(&demo, name))
     })?;
     step("two adapters are served, the third is refused", || {
@@ -55,24 +36,11 @@ pub fn run(cache: &Cache, place: &Place) -> Result<()> {
         wait_for(&demo, "loraadapter/pirate", "Ready", "True")?;
         wait_for(&demo, "loraadapter/stranger", "Stalled", "True")
     })?;
-    chats(&demo)?;
-    show(&demo)
-}
-
-fn prepare(cache: &Cache, place: &Place) -> Result<(Tools, Kubectl, Images)> {
-    match place {
-        Place::Own(settings) => {
-            let cluster = Cluster::up(cache, settings)?;
-            images::load(cache, &cluster)?;
-            Ok((cluster.tools().clone(), cluster.kubectl(), Images::default()))
-        }
-        Place::Context { name, images } => {
-            let tools = Tools::build(cache)?;
-            let kubectl = Kubectl::context(&tools, name);
-            kubectl.output(["get", "--raw", "/readyz"]).with_context(|| format!("the cluster of context {name}"))?;
-            Ok((tools, kubectl, images.clone()))
-        }
-    }
+    chats(&Client::new(target.reach(NAMESPACE, "service/chat-gateway", 80)?))?;
+    show(&demo)?;
+    say("done; to look around, and to end it:\n");
+    print!("{}", ways::text(&target));
+    Ok(())
 }
 
 fn apply(demo: &Kubectl, name: &str) -> Result<()> {
@@ -93,9 +61,7 @@ fn wait_for(demo: &Kubectl, object: &str, condition: &str, status: &str) -> Resu
 }
 
 /// The same words to the base and to both adapters, at the same time: one engine pod answers all in one batch.
-fn chats(demo: &Kubectl) -> Result<()> {
-    let forward = Forward::open(demo, NAMESPACE, "chat-gateway", 80)?;
-    let client = Client::new(forward.url());
+fn chats(client: &Client) -> Result<()> {
     for prompt in PROMPTS {
         println!("\n  you: {prompt}");
         let answers: Vec<Result<String>> = std::thread::scope(|scope| {
@@ -125,6 +91,5 @@ fn show(demo: &Kubectl) -> Result<()> {
         println!("\n$ kubectl --namespace {NAMESPACE} get {kind}");
         print!("{}", demo.output(["get", kind])?);
     }
-    say("done; `cargo xtask up` prints how to reach the cluster, `cargo xtask down` ends it");
     Ok(())
 }

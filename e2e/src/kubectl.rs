@@ -1,13 +1,11 @@
 //! `kubectl` against one cluster.
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::shell::Shell;
-use crate::tools::Tools;
 
 /// A kubectl command in the making: program, cluster and the words so far.
 #[derive(Clone, Debug)]
@@ -19,17 +17,22 @@ pub struct Kubectl {
 }
 
 impl Kubectl {
-    /// For the cluster of a kubeconfig.
-    pub fn new(tools: &Tools, kubeconfig: &Path) -> Self {
+    /// For the cluster of a kubeconfig; `program` is kubectl.
+    pub fn new(program: &Path, kubeconfig: &Path) -> Self {
         let mut flag = OsString::from("--kubeconfig=");
         flag.push(kubeconfig);
-        Self { program: tools.kubernetes.join("kubectl"), words: vec![flag.clone()], helm: flag }
+        Self { program: program.to_owned(), words: vec![flag.clone()], helm: flag }
     }
 
     /// For a context of the user's own kubeconfig.
-    pub fn context(tools: &Tools, context: &str) -> Self {
+    pub fn context(program: &Path, context: &str) -> Self {
         let words = vec![format!("--context={context}").into()];
-        Self { program: tools.kubernetes.join("kubectl"), words, helm: format!("--kube-context={context}").into() }
+        Self { program: program.to_owned(), words, helm: format!("--kube-context={context}").into() }
+    }
+
+    /// The program itself, for what concerns no cluster.
+    pub fn program(&self) -> &Path {
+        &self.program
     }
 
     /// The same with more words.
@@ -51,11 +54,9 @@ impl Kubectl {
         Shell::new(&self.program).args(&self.words)
     }
 
-    /// The command as it stands, for what runs until it is stopped.
-    pub fn command(&self) -> Command {
-        let mut command = Command::new(&self.program);
-        command.args(&self.words);
-        command
+    /// Program and words as they stand, for what runs until it is stopped.
+    pub fn words(&self) -> impl Iterator<Item = &OsStr> {
+        std::iter::once(self.program.as_os_str()).chain(self.words.iter().map(OsString::as_os_str))
     }
 
     /// helm's words for the same cluster.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use crate::forward::Route;
 use crate::kubectl::Kubectl;
 use crate::shell::Shell;
 use crate::wait;
@@ -16,13 +17,13 @@ pub const REGION: &str = "us-east-1";
 pub const ACCESS_KEY_ID: &str = "demo";
 pub const SECRET_ACCESS_KEY: &str = "demo-secret-key";
 
-const PORT: u16 = 9000;
+pub const PORT: u16 = 9000;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The server as seen from here.
 #[derive(Clone, Debug)]
 pub struct Store {
-    url: String,
+    route: Route,
 }
 
 impl Store {
@@ -37,17 +38,21 @@ impl Store {
         Ok(())
     }
 
-    /// The server at this address (`http://host:port`), once it answers.
+    /// The server at the end of this route, once it answers.
     ///
     /// # Errors
     /// When nothing listens there within a minute.
-    pub fn at(url: String) -> Result<Self> {
-        let store = Self { url };
+    pub fn at(route: Route) -> Result<Self> {
+        let store = Self { route };
         wait::until("the S3 server answers", PATIENCE, || {
-            let answer = ureq::get(&store.url).config().http_status_as_error(false).build().call()?;
+            let answer = ureq::get(store.url()).config().http_status_as_error(false).proxy(None).build().call()?;
             Ok((answer.status().as_u16() < 500).then_some(()))
         })?;
         Ok(store)
+    }
+
+    fn url(&self) -> &str {
+        self.route.url()
     }
 
     /// Makes a bucket; one that is there already is as good.
@@ -55,7 +60,7 @@ impl Store {
     /// # Errors
     /// When the server refuses.
     pub fn bucket(&self, name: &str) -> Result<()> {
-        let made = self.curl().args(["--request", "PUT"]).arg(format!("{}/{name}", self.url)).finish()?;
+        let made = self.curl().args(["--request", "PUT"]).arg(format!("{}/{name}", self.url())).finish()?;
         if made.success || made.stderr.contains("409") {
             return Ok(());
         }
@@ -67,7 +72,7 @@ impl Store {
     /// # Errors
     /// When the file cannot be read or the server refuses.
     pub fn put(&self, file: &Path, path: &str) -> Result<()> {
-        self.curl().arg("--upload-file").arg(file).arg(format!("{}/{path}", self.url)).run()
+        self.curl().arg("--upload-file").arg(file).arg(format!("{}/{path}", self.url())).run()
     }
 
     /// Puts every file of a folder below `bucket/prefix`.
@@ -83,12 +88,20 @@ impl Store {
         Ok(())
     }
 
+    /// Whether `bucket/key` is there.
+    ///
+    /// # Errors
+    /// When curl cannot be started.
+    pub fn holds(&self, path: &str) -> Result<bool> {
+        Ok(self.curl().arg("--head").arg(format!("{}/{path}", self.url())).finish()?.success)
+    }
+
     /// Removes `bucket/key`.
     ///
     /// # Errors
     /// When the server refuses.
     pub fn delete(&self, path: &str) -> Result<()> {
-        self.curl().args(["--request", "DELETE"]).arg(format!("{}/{path}", self.url)).run()
+        self.curl().args(["--request", "DELETE"]).arg(format!("{}/{path}", self.url())).run()
     }
 
     fn curl(&self) -> Shell {
@@ -117,11 +130,7 @@ stringData: {{access-key-id: {ACCESS_KEY_ID}, secret-access-key: {SECRET_ACCESS_
 
 fn manifest(image: &str) -> String {
     format!(
-        "apiVersion: v1
-kind: Namespace
-metadata: {{name: {NAMESPACE}}}
----
-apiVersion: apps/v1
+        "apiVersion: apps/v1
 kind: Deployment
 metadata: {{name: s3, namespace: {NAMESPACE}}}
 spec:
@@ -130,6 +139,7 @@ spec:
   template:
     metadata: {{labels: {{app: s3}}}}
     spec:
+      terminationGracePeriodSeconds: 1
       securityContext: {{runAsNonRoot: true, fsGroup: 65532, seccompProfile: {{type: RuntimeDefault}}}}
       containers:
       - name: s3

@@ -1,13 +1,21 @@
 //! Programs run from here: every failure names the command, its exit and the end of what it printed.
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use crate::{progress, tied};
+
 /// Lines of a failed command's output that an error carries.
 const ERROR_LINES_MAX: usize = 40;
+/// The same of a command that builds something.
+const WATCHED_LINES_MAX: usize = 400;
+/// Pause between two lines that say how far a command is.
+const TELL_EVERY: Duration = Duration::from_secs(20);
 
 /// One command to run, with its words kept for errors.
 #[derive(Debug)]
@@ -32,6 +40,12 @@ impl Shell {
     pub fn new(program: impl AsRef<OsStr>) -> Self {
         let words = vec![program.as_ref().to_string_lossy().into_owned()];
         Self { command: Command::new(program), words, input: None }
+    }
+
+    /// The same, ended with this process, however that ends: for what would go on for minutes.
+    pub fn tied(program: impl AsRef<OsStr>) -> Self {
+        let words = vec![program.as_ref().to_string_lossy().into_owned()];
+        Self { command: tied::command([program]), words, input: None }
     }
 
     #[must_use]
@@ -121,6 +135,41 @@ impl Shell {
         self.output().map(drop)
     }
 
+    /// Runs to the end without showing what it prints; every twenty seconds a line says how far it is.
+    ///
+    /// # Errors
+    /// As [`Shell::output`]; the message holds more lines, since compilers need them.
+    pub fn watch(mut self, name: &str) -> Result<()> {
+        let words = self.words.join(" ");
+        let command = self.command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().with_context(|| format!("start `{words}`"))?;
+        let (sender, receiver) = mpsc::channel();
+        if let Some(stdout) = child.stdout.take() {
+            forward_lines(stdout, sender.clone());
+        }
+        if let Some(stderr) = child.stderr.take() {
+            forward_lines(stderr, sender);
+        }
+        let mut lines: Vec<String> = Vec::new();
+        let mut told = Instant::now();
+        loop {
+            match receiver.recv_timeout(TELL_EVERY.saturating_sub(told.elapsed())) {
+                Ok(line) => lines.push(line),
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    let last = lines.last().map_or("nothing yet", |line| line.trim());
+                    progress::say(format!("  {name}: {} so far, now {last}", lines.len()));
+                    told = Instant::now();
+                }
+                Err(mpsc::RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        let status = child.wait().with_context(|| format!("wait for `{words}`"))?;
+        if !status.success() {
+            bail!("`{words}`: {status}\n{}", tail(&lines.join("\n"), WATCHED_LINES_MAX));
+        }
+        Ok(())
+    }
+
     /// Runs with both outputs shown as they come, and gives each line to `see`. True when it exits with zero.
     ///
     /// # Errors
@@ -155,12 +204,28 @@ impl Finished {
             return Ok(self);
         }
         let exit = self.code.map_or_else(|| "killed by a signal".to_owned(), |code| format!("exit {code}"));
-        bail!("`{}`: {exit}\n{}{}", self.words, tail(&self.stdout), tail(&self.stderr))
+        bail!(
+            "`{}`: {exit}\n{}{}",
+            self.words,
+            tail(&self.stdout, ERROR_LINES_MAX),
+            tail(&self.stderr, ERROR_LINES_MAX)
+        )
     }
 }
 
-fn tail(text: &str) -> String {
+/// Sends each line of an output from a thread of its own, which ends with the output.
+fn forward_lines(output: impl Read + Send + 'static, sender: mpsc::Sender<String>) {
+    std::thread::spawn(move || {
+        for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+            if sender.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
+                return;
+            }
+        }
+    });
+}
+
+fn tail(text: &str, most: usize) -> String {
     let lines: Vec<&str> = text.lines().collect();
-    let kept = &lines[lines.len().saturating_sub(ERROR_LINES_MAX)..];
+    let kept = &lines[lines.len().saturating_sub(most)..];
     kept.iter().map(|line| format!("  {line}\n")).collect()
 }

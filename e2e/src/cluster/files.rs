@@ -3,6 +3,7 @@ use std::path::Path;
 
 use super::pki::{CLIENTS, Identity};
 use super::settings::{Settings, containerd_socket};
+use crate::demo;
 
 /// Paths below the cluster's folder, and what they hold.
 pub fn all(folder: &Path, settings: &Settings) -> Vec<(String, String)> {
@@ -21,6 +22,8 @@ pub fn all(folder: &Path, settings: &Settings) -> Vec<(String, String)> {
 }
 
 fn kubeconfig(root: &str, settings: &Settings, who: &Identity) -> String {
+    // Where the demo is, so that a person finds it without a flag; whoever is no person names namespaces.
+    let namespace = demo::NAMESPACE;
     let (server, context, file) = (settings.server(), format!("lorafleet-{}", settings.name), who.file);
     format!(
         "apiVersion: v1
@@ -34,7 +37,7 @@ users:
   user: {{client-certificate: '{root}/pki/{file}.crt', client-key: '{root}/pki/{file}.key'}}
 contexts:
 - name: {context}
-  context: {{cluster: {context}, user: {file}}}
+  context: {{cluster: {context}, user: {file}, namespace: {namespace}}}
 "
     )
 }
@@ -105,7 +108,7 @@ containerRuntimeEndpoint: 'unix://{socket}'
 volumePluginDir: '{root}/kubelet/volume-plugins'
 tlsCertFile: '{root}/pki/kubelet.crt'
 tlsPrivateKeyFile: '{root}/pki/kubelet.key'
-evictionHard: {{imagefs.available: '1%', nodefs.available: '1%', memory.available: '100Mi'}}
+evictionHard: {{imagefs.available: 500Mi, nodefs.available: 500Mi, memory.available: 100Mi}}
 imageGCHighThresholdPercent: 100
 enforceNodeAllocatable: []
 staticPodPath: ''

@@ -3,10 +3,11 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 pub use files::PAUSE_IMAGE;
-pub use settings::{Parts, Prefix, Settings};
+pub use node::processes;
+pub use settings::{Life, Parts, Prefix, Settings};
 
 use crate::cache::Cache;
 use crate::debian::{self, Needed};
@@ -24,7 +25,7 @@ mod node;
 mod groups;
 mod programs;
 
-const PACKAGES: [Needed; 13] = [
+const PACKAGES: [Needed; 11] = [
     Needed { file: "containerd", package: "containerd" },
     Needed { file: "runc", package: "runc" },
     Needed { file: "/usr/lib/cni/ptp", package: "containernetworking-plugins" },
@@ -36,8 +37,6 @@ const PACKAGES: [Needed; 13] = [
     Needed { file: "sysctl", package: "procps" },
     Needed { file: "nsenter", package: "util-linux" },
     Needed { file: "curl", package: "curl" },
-    Needed { file: "strip", package: "binutils" },
-    Needed { file: "/etc/ssl/certs/ca-certificates.crt", package: "ca-certificates" },
 ];
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -56,8 +55,7 @@ impl Cluster {
     /// # Errors
     /// When a package, a tool or a process of it cannot be had; the message names the log.
     pub fn up(cache: &Cache, settings: &Settings) -> Result<Self> {
-        settings.check(cache)?;
-        debian::ensure(&PACKAGES)?;
+        Self::check(cache, settings)?;
         let tools = Tools::build(cache)?;
         let folder = settings.folder(cache);
         fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
@@ -74,17 +72,20 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The cluster of these settings if it runs and is whole; nothing is started.
+    /// Whether a cluster can run here; missing packages are installed.
     ///
     /// # Errors
-    /// When the tools cannot be had.
-    pub fn running(cache: &Cache, settings: &Settings) -> Result<Option<Self>> {
-        let folder = settings.folder(cache);
-        if Node::find(&folder).is_none() {
-            return Ok(None);
+    /// When these settings, this user or this machine cannot have one; the message says what is missing.
+    pub fn check(cache: &Cache, settings: &Settings) -> Result<()> {
+        settings.check(cache)?;
+        if !debian::is_root()? {
+            bail!(
+                "a cluster of its own needs root, since its kubelet mounts and makes control groups: run this as root, or \
+                 give --context NAME to use a cluster that you have"
+            );
         }
-        let cluster = Self { settings: settings.clone(), folder, tools: Tools::build(cache)? };
-        Ok(cluster.is_whole().then_some(cluster))
+        debian::ensure(&PACKAGES)?;
+        ensure_space(cache.root())
     }
 
     /// Ends the cluster and removes everything but its logs. Nothing happens where none is.
@@ -99,6 +100,45 @@ impl Cluster {
         }
         let _lock = lock(&folder)?;
         remove(settings, &folder)
+    }
+
+    /// [`Cluster::down`] for the cluster of this name, and a line that says what came of it.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn down_named(cache: &Cache, name: &str) -> Result<()> {
+        let settings = Settings { name: name.to_owned(), ..Settings::default() };
+        settings.check(cache)?;
+        let folder = settings.folder(cache);
+        if Node::find(&folder).is_none() && entries(&folder).is_empty() {
+            progress::say(format!("there is no cluster {name}"));
+            return Ok(());
+        }
+        progress::step(&format!("end cluster {name}"), || Self::down(cache, &settings))
+    }
+
+    /// [`Cluster::down_named`] for every cluster that was ever started from this cache.
+    ///
+    /// # Errors
+    /// As there; the other clusters are ended all the same.
+    pub fn down_all(cache: &Cache) -> Result<()> {
+        let clusters = Settings::default().folder(cache);
+        let mut names = Vec::new();
+        for entry in fs::read_dir(clusters.parent().unwrap_or(&clusters)).into_iter().flatten().flatten() {
+            if entry.path().is_dir() {
+                names.push(entry.file_name().to_string_lossy().into_owned());
+            }
+        }
+        names.sort_unstable();
+        let failed: Vec<String> = names
+            .iter()
+            .filter_map(|name| Self::down_named(cache, name).err())
+            .map(|error| format!("{error:#}"))
+            .collect();
+        if !failed.is_empty() {
+            bail!("{}", failed.join("\n"));
+        }
+        Ok(())
     }
 
     pub fn settings(&self) -> &Settings {
@@ -120,7 +160,7 @@ impl Cluster {
     }
 
     pub fn kubectl(&self) -> Kubectl {
-        Kubectl::new(&self.tools, &self.kubeconfig())
+        Kubectl::new(&self.tools.kubernetes.join("kubectl"), &self.kubeconfig())
     }
 
     /// Puts an image archive into the node's store.
@@ -146,7 +186,8 @@ impl Cluster {
 
     /// What a running cluster must have been made by to be used again.
     fn made_by(&self) -> String {
-        format!("{:?} {:?}", self.settings, self.tools)
+        let settings = Settings { life: Life::Kept, ..self.settings.clone() };
+        format!("{settings:?} {:?}", self.tools)
     }
 
     fn ready(&self) -> Result<bool> {
@@ -161,8 +202,9 @@ impl Cluster {
             fs::create_dir_all(path.parent().unwrap_or(folder))?;
             fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
         }
+        fs::write(folder.join(INTERFACE), &settings.interface)?;
         groups::make(settings)?;
-        let node = Node::start(folder, &self.tools.pause)?;
+        let node = Node::start(folder, &self.tools.pause, settings.life)?;
         node.own_folders()?;
         node.link(settings)?;
         let (first, then): (Vec<_>, Vec<_>) =
@@ -198,8 +240,34 @@ impl Cluster {
     }
 }
 
+/// Name of the link, written before it is laid, so that whoever ends the cluster finds it.
+const INTERFACE: &str = "interface";
+
 /// Written last when a cluster starts, and read to know whether a running one is the wanted one.
 const MADE_BY: &str = "made-by";
+
+/// Least room for images, pods and logs; the tools' builds want some more.
+const SPACE_MIN: u64 = 3 << 30;
+
+fn ensure_space(folder: &Path) -> Result<()> {
+    let printed = Shell::new("df").args(["--block-size=1", "--output=avail"]).arg(folder).output()?;
+    let free: u64 = printed.lines().nth(1).and_then(|line| line.trim().parse().ok()).context("read what df printed")?;
+    if free < SPACE_MIN {
+        bail!(
+            "{} has {} MB free, a cluster needs {} MB; LORAFLEET_CACHE moves the folder elsewhere",
+            folder.display(),
+            free / 1_000_000,
+            SPACE_MIN / 1_000_000
+        );
+    }
+    Ok(())
+}
+
+/// What a cluster's folder holds besides its logs.
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let found = fs::read_dir(folder).into_iter().flatten().flatten();
+    found.filter(|entry| entry.file_name() != "logs").map(|entry| entry.path()).collect()
+}
 
 fn lock(folder: &Path) -> Result<File> {
     let path = folder.with_extension("lock");
@@ -214,16 +282,14 @@ fn remove(settings: &Settings, folder: &Path) -> Result<()> {
         node.kill()?;
     }
     // The link goes with the node's namespace; one whose node died half made is removed here.
-    let link = Shell::new("ip").args(["link", "show", "dev", &settings.interface]).finish()?;
-    if link.success && !link.stdout.contains("state UP") {
-        Shell::new("ip").args(["link", "delete", &settings.interface]).finish()?;
+    if let Ok(interface) = fs::read_to_string(folder.join(INTERFACE)) {
+        let link = Shell::new("ip").args(["link", "show", "dev", &interface]).finish()?;
+        if link.success && !link.stdout.contains("state UP") {
+            Shell::new("ip").args(["link", "delete", &interface]).finish()?;
+        }
     }
     groups::remove(settings)?;
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        if entry.file_name() == "logs" {
-            continue;
-        }
-        let path = entry.path();
+    for path in entries(folder) {
         let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
         removed.with_context(|| format!("remove {}", path.display()))?;
     }

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::settings::Settings;
+use super::settings::{Life, Settings};
 use crate::shell::Shell;
+use crate::tied;
 
 /// Time for the node's first process to appear, and for all to be gone.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -33,19 +34,27 @@ impl Node {
     ///
     /// # Errors
     /// When the namespaces cannot be made.
-    pub fn start(folder: &Path, pause: &Path) -> Result<Self> {
+    pub fn start(folder: &Path, pause: &Path, life: Life) -> Result<Self> {
         let first = folder.join("node");
         fs::copy(pause, &first).with_context(|| format!("copy {} to {}", pause.display(), first.display()))?;
         let log = log_file(folder, "node")?;
-        Command::new("setsid")
+        // `setsid` becomes `unshare`, which ends its child when it is killed itself.
+        let mut command = match life {
+            Life::Kept => Command::new("setsid"),
+            Life::Tied => tied::command(["setsid"]),
+        };
+        command
             .args(["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation"])
             .arg("private")
             .arg(&first)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .context("start unshare")?;
+            .stderr(log);
+        let started = match life {
+            Life::Kept => command.spawn(),
+            Life::Tied => tied::spawn(command),
+        };
+        started.context("start unshare")?;
         let begun = Instant::now();
         while begun.elapsed() < PATIENCE {
             if let Some(node) = Self::find(folder).filter(|node| node.is_apart()) {

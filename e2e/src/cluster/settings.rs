@@ -23,6 +23,18 @@ pub struct Settings {
     pub services: Prefix,
     /// What runs.
     pub parts: Parts,
+    /// How long it runs, if this process starts it. Does not tell clusters apart.
+    pub life: Life,
+}
+
+/// How long a cluster runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Life {
+    /// Until somebody ends it.
+    #[default]
+    Kept,
+    /// At most as long as the thread that starts it, however that ends.
+    Tied,
 }
 
 /// How much of a cluster runs.
@@ -63,6 +75,7 @@ impl Default for Settings {
             network: Prefix(10, 88),
             services: Prefix(10, 96),
             parts: Parts::Node,
+            life: Life::Kept,
         }
     }
 }
@@ -81,7 +94,14 @@ impl Settings {
             network: Prefix(10, 100 + index),
             services: Prefix(10, 140 + index),
             parts,
+            life: Life::Kept,
         }
+    }
+
+    /// The same, gone with the thread that starts it.
+    #[must_use]
+    pub fn tied(self) -> Self {
+        Self { life: Life::Tied, ..self }
     }
 
     /// # Errors

@@ -2,10 +2,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::cache::Cache;
 use crate::cluster::{Cluster, PAUSE_IMAGE};
+use crate::debian::{self, Needed};
+use crate::install::Images;
 use crate::progress;
 use crate::repository;
 use crate::shell::Shell;
@@ -18,9 +20,21 @@ mod root;
 /// The product's programs; image `lorafleet.local/NAME:dev` holds `lorafleet-NAME`.
 const PROGRAMS: [&str; 3] = ["operator", "gateway", "engine"];
 
+const PACKAGES: [Needed; 2] = [
+    Needed { file: "strip", package: "binutils" },
+    Needed { file: "/etc/ssl/certs/ca-certificates.crt", package: "ca-certificates" },
+];
+
+/// Every image that the demo and the tests run: the product's, and the S3 server.
+pub const NAMES: [&str; 4] = ["operator", "gateway", "engine", S3];
+const S3: &str = "s3";
+
 /// An image as a file.
 #[derive(Clone, Debug)]
 pub struct Archive {
+    /// One of [`NAMES`].
+    pub image: String,
+    /// `lorafleet.local/IMAGE:dev`.
     pub name: String,
     pub digest: String,
     pub path: PathBuf,
@@ -31,19 +45,20 @@ pub struct Archive {
 /// # Errors
 /// When the build fails or a file cannot be written.
 pub fn make(cache: &Cache) -> Result<Vec<Archive>> {
+    debian::ensure(&PACKAGES)?;
     let folder = cache.root().join("images");
     fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
-    progress::step("build the programs", build)?;
+    programs()?;
     let mut archives = Vec::new();
     for name in PROGRAMS {
         let program = format!("lorafleet-{name}");
         let stripped = folder.join(format!("{program}.{}", std::process::id()));
-        Shell::new("strip").arg("-o").arg(&stripped).arg(target().join("debug").join(&program)).run()?;
+        Shell::new("strip").arg("-o").arg(&stripped).arg(built(name)).run()?;
         let made = write(&folder, name, &stripped, &program);
         fs::remove_file(&stripped).with_context(|| format!("remove {}", stripped.display()))?;
         archives.push(made?);
     }
-    archives.push(write(&folder, "s3", &tools::s3_server(cache)?, "s3s-fs")?);
+    archives.push(write(&folder, S3, &tools::s3_server(cache)?, "s3s-fs")?);
     for archive in &archives {
         let size = fs::metadata(&archive.path)?.len();
         progress::say(format!("image {} {} ({:.1} MB)", archive.name, archive.digest, size as f64 / 1e6));
@@ -51,22 +66,18 @@ pub fn make(cache: &Cache) -> Result<Vec<Archive>> {
     Ok(archives)
 }
 
-/// Makes the images and puts them into the cluster's node.
-///
-/// # Errors
-/// As [`make`], and when containerd refuses one.
-pub fn load(cache: &Cache, cluster: &Cluster) -> Result<Vec<Archive>> {
-    let archives = make(cache)?;
-    import(cluster, &archives)?;
-    Ok(archives)
-}
-
-/// Puts archives into the cluster's node.
+/// Puts archives into the cluster's node, and gives them these names there.
 ///
 /// # Errors
 /// When containerd refuses one.
-pub fn import(cluster: &Cluster, archives: &[Archive]) -> Result<()> {
-    progress::step("import the images", || archives.iter().try_for_each(|archive| cluster.import(&archive.path)))
+pub fn import(cluster: &Cluster, archives: &[Archive], names: &Images) -> Result<()> {
+    progress::step(&format!("import the images as {}", names.name("*")), || {
+        archives.iter().try_for_each(|archive| {
+            cluster.import(&archive.path)?;
+            let name = names.name(&archive.image);
+            cluster.containerd(&["images", "tag", "--force", &archive.name, &name]).run()
+        })
+    })
 }
 
 /// The image that holds a pod's namespaces, as an archive in `folder`.
@@ -88,30 +99,36 @@ pub fn pause(tools: &Tools, folder: &Path) -> Result<PathBuf> {
 }
 
 fn write(folder: &Path, image: &str, program: &Path, name: &str) -> Result<Archive> {
-    let image_name = format!("lorafleet.local/{image}:dev");
+    let archive_name = Images::default().name(image);
     let path = folder.join(format!("{image}.tar"));
-    let image = Image {
-        name: image_name.clone(),
+    let made = Image {
+        name: archive_name.clone(),
         entries: root::of(program, name)?,
         entrypoint: vec![format!("/usr/local/bin/{name}")],
         user: root::USER.to_owned(),
         env: vec!["PATH=/usr/local/bin".to_owned(), "SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt".to_owned()],
     };
-    let digest = image.write(&path)?;
-    Ok(Archive { name: image_name, digest, path })
+    let digest = made.write(&path)?;
+    Ok(Archive { image: image.to_owned(), name: archive_name, digest, path })
 }
 
-/// Where cargo puts what it builds.
-fn target() -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository().join("target"), PathBuf::from)
+/// Builds the workspace's programs; [`built`] says where they are.
+///
+/// # Errors
+/// When the build fails.
+pub fn programs() -> Result<()> {
+    progress::step("build the programs", build)
 }
 
-/// All packages in one command, with all targets' features: what the tests built is used again.
+/// Path of the program `lorafleet-NAME` as cargo leaves it.
+pub fn built(name: &str) -> PathBuf {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository().join("target"), PathBuf::from);
+    target.join("debug").join(format!("lorafleet-{name}"))
+}
+
+/// One test among the targets makes cargo choose features as `cargo test --workspace` does: what either has built, the
+/// other uses.
 fn build() -> Result<()> {
-    let built =
-        Shell::new("cargo").args(["build", "--workspace", "--bins", "--quiet"]).folder(&repository()).stream(|_| {})?;
-    if !built {
-        bail!("cargo build failed");
-    }
-    Ok(())
+    let words = ["build", "--workspace", "--bins", "--test", "tidy"];
+    Shell::tied("cargo").args(words).folder(&repository()).watch("cargo")
 }

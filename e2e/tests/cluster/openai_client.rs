@@ -4,7 +4,7 @@
 use lorafleet_e2e::cache::Cache;
 use lorafleet_e2e::shell::Shell;
 use lorafleet_e2e::tools;
-use lorafleet_e2e::world::{World, service_ip};
+use lorafleet_e2e::world::World;
 
 const SCRIPT: &str = r#"
 import json, sys
@@ -39,7 +39,7 @@ fn on_a_cluster_the_openai_client_works_unmodified() {
     let space = world.namespace("openai").unwrap();
     let client = space.serve(&["pirate"]).unwrap();
     let packages = tools::openai_client(&Cache::open().unwrap()).unwrap();
-    let url = format!("http://{}/v1", service_ip(&world.kubectl(), &space.name, "chat-gateway").unwrap());
+    let url = format!("{}/v1", client.url());
     let printed = Shell::new("python3")
         .args(["-c", SCRIPT, &url])
         .env("PYTHONPATH", packages)

@@ -1,8 +1,9 @@
 //! An adapter's files change in the store: asked to look again, the pool serves the new ones; what runs ends on the old.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use lorafleet_e2e::install::demo_adapter;
 use lorafleet_e2e::wait;
-use lorafleet_e2e::world::{PATIENCE, World, demo_adapter};
+use lorafleet_e2e::world::{PATIENCE, World};
 
 const PROMPT: &str = "How do I cook rice?";
 const LONG: u32 = 200;

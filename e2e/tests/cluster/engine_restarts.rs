@@ -34,19 +34,23 @@ fn on_a_cluster_an_engine_that_dies_comes_back_whole() {
 
     // The pod is deleted: another takes its place.
     let first = boot_id(&space).unwrap();
-    let (pod, _) = space.engine_pods().unwrap().remove(0);
+    let pod = space.engine_pods().unwrap().remove(0);
     space.kubectl.output(["delete", "pod", &pod, "--wait=false"]).unwrap();
     space.condition("servingpool", "chat", "Ready", "False").unwrap();
     heals(&space, &first, &answer);
 
-    // The process is killed in place: the same pod starts it again, and it holds nothing until it is told.
+    // The process is killed in place: the same pod starts it again, and it holds nothing until it is told. From outside
+    // nobody reaches a process in somebody else's cluster.
+    let Some(cluster) = world.target.own() else {
+        println!("left out in a cluster that is not the harness's own: an engine process killed in place");
+        return;
+    };
     let second = boot_id(&space).unwrap();
-    let (pod, _) = space.engine_pods().unwrap().remove(0);
+    let pod = space.engine_pods().unwrap().remove(0);
     let described = space.get("pod", &pod).unwrap();
     let container = described["status"]["containerStatuses"][0]["containerID"].as_str().unwrap();
     let container = container.trim_start_matches("containerd://").to_owned();
-    world.cluster.containerd(&["tasks", "kill", "--signal", "SIGKILL", &container]).run().unwrap();
+    cluster.containerd(&["tasks", "kill", "--signal", "SIGKILL", &container]).run().unwrap();
     heals(&space, &second, &answer);
-    let (same, _) = space.engine_pods().unwrap().remove(0);
-    assert_eq!(same, pod, "the pod stayed");
+    assert_eq!(space.engine_pods().unwrap(), [pod], "the pod stayed");
 }

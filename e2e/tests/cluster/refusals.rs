@@ -1,7 +1,8 @@
 //! An adapter that may not or cannot be served says why, names both values, and never reaches an engine.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use lorafleet_e2e::world::{World, demo_adapter};
+use lorafleet_e2e::install::demo_adapter;
+use lorafleet_e2e::world::World;
 
 /// Name, source, condition that is False, its reason, and words of its message.
 const CASES: [(&str, &str, &str, &str, &[&str]); 4] = [

@@ -1,0 +1,13 @@
+//! What holds on a real control plane, one behaviour per file. Files `own_*` look into a node or start clusters of their own;
+//! all others run in any cluster.
+
+mod apply_to_answer;
+mod one_batch;
+mod openai_client;
+mod refusals;
+mod changed_content;
+mod deleted_adapter;
+mod engine_restarts;
+mod operator_killed;
+mod own_crd_rules;
+mod own_leaves_nothing;
