@@ -76,6 +76,14 @@ pub struct ModelSource {
     #[x_kube(validation = Rule::new("!self.split('/').exists(segment, segment == '..' || segment == '.')")
         .message("no segment of a uri may be '.' or '..'"))]
     pub uri: String,
+    #[serde(flatten)]
+    pub access: StoreAccess,
+}
+
+/// How a store is reached.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StoreAccess {
     /// Endpoint of an S3-compatible server, for instance `http://s3.example:9000`. Default: AWS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 512), regex(pattern = r"^https?://[^/\s?#]+/?$"))]
@@ -85,7 +93,8 @@ pub struct ModelSource {
     #[schemars(length(max = 64), regex(pattern = r"^[a-z0-9-]+$"))]
     pub region: Option<String>,
     /// Secret of the same namespace with `access-key-id`, `secret-access-key` and, if there is one, `session-token`.
-    /// Without it the pods' own identity is used (service account, environment).
+    /// Without it, engine pods use their own identity (service account, environment), and the operator reads as itself
+    /// where it is allowed to (`--source-cap`, `--allow-ambient-credentials`), but never through an `endpoint`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials_secret_ref: Option<SecretRef>,
 }
@@ -138,7 +147,7 @@ pub struct AdapterPolicy {
     /// `lorafleet.base_digest` in the metadata of their safetensors file).
     #[serde(default = "yes")]
     pub require_base_digest: bool,
-    /// Largest adapter, in bytes of its files.
+    /// Largest adapter, in bytes of its weights file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_099_511_627_776_u64))]
     pub max_adapter_bytes: Option<u64>,
@@ -176,17 +185,8 @@ pub struct AllowedSource {
     #[x_kube(validation = Rule::new("!self.split('/').exists(segment, segment == '..' || segment == '.')")
         .message("no segment of a prefix may be '.' or '..'"))]
     pub prefix: String,
-    /// Endpoint of an S3-compatible server. Default: AWS.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 512), regex(pattern = r"^https?://[^/\s?#]+/?$"))]
-    pub endpoint: Option<String>,
-    /// Region of the bucket. Default: `us-east-1`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 64), regex(pattern = r"^[a-z0-9-]+$"))]
-    pub region: Option<String>,
-    /// Secret of the same namespace with `access-key-id`, `secret-access-key` and, if there is one, `session-token`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub credentials_secret_ref: Option<SecretRef>,
+    #[serde(flatten)]
+    pub access: StoreAccess,
 }
 
 /// What was found at the source, and whether it can be served.
@@ -207,6 +207,10 @@ pub struct BaseModelStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub resolved_for: Option<String>,
+    /// Fingerprint of the files (names, sizes, versions) that were judged. When the source shows others, it is read again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub source_listing: Option<String>,
     /// For instance `llama`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]

@@ -15,11 +15,12 @@ pub mod crdgen;
 mod schema;
 
 pub use base_model::{
-    AdapterPolicy, AllowedSource, BaseModel, BaseModelSpec, BaseModelStatus, ModelSource, SecretRef, WeightFormat,
+    AdapterPolicy, AllowedSource, BaseModel, BaseModelSpec, BaseModelStatus, ModelSource, SecretRef, StoreAccess,
+    WeightFormat,
 };
 pub use lora_adapter::{
-    AdapterSource, BaseModelRef, LoraAdapter, LoraAdapterSpec, LoraAdapterStatus, Mode, PlacementError,
-    PlacementStatus, PoolPlacement, RetiringRevision, SourceFile, SourcePin, Warmth, WarmthFloor,
+    AdapterSource, BaseModelRef, LoraAdapter, LoraAdapterSpec, LoraAdapterStatus, PlacementError, PlacementStatus,
+    PoolPlacement, RetiringRevision, SourceFile, SourcePin, Warmth, WarmthFloor,
 };
 pub use names::{AdapterName, NameError};
 pub use serving_pool::{

@@ -30,6 +30,8 @@ use crate::AdapterName;
     selectable = ".spec.baseModelRef.name",
     validation = Rule::new("self.metadata.name.size() <= 63 || has(self.spec.servedName)")
         .message("a name of more than 63 characters needs a servedName"),
+    validation = Rule::new("!has(self.spec.digest) || !has(self.spec.source.follow) || !self.spec.source.follow")
+        .message("digest pins the content and source.follow takes whatever comes: give one of them"),
     printcolumn(name = "Base", type_ = "string", json_path = ".spec.baseModelRef.name"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason"),
@@ -50,11 +52,11 @@ pub struct LoraAdapterSpec {
     pub source: AdapterSource,
     /// What the adapter must hash to: the SHA-256 of what `sha256sum adapter_config.json adapter_model.safetensors` prints
     /// in its folder. Without it, the digest is pinned at first sight until `source` or the annotation
-    /// `lorafleet.dev/resolve-at` changes.
+    /// `lorafleet.dev/resolve-at` changes, or the source's content where `source.follow` is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::schema::optional_digest")]
     pub digest: Option<Digest>,
-    /// Digest of the base that it was trained on, where the file itself does not say so.
+    /// Digest of the base that it was trained on. Goes before what the file's metadata says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::schema::optional_digest")]
     pub base_model_digest: Option<Digest>,
@@ -82,6 +84,15 @@ pub struct AdapterSource {
     #[x_kube(validation = Rule::new("!self.split('/').exists(segment, segment == '..' || segment == '.')")
         .message("no segment of a uri may be '.' or '..'"))]
     pub uri: String,
+    /// Serve what the folder holds, whenever it changes: new content that has stayed for a minute is verified and rolled out
+    /// by itself. Put both files there together, else a mixture of old and new may be what is verified. Default: the digest
+    /// is pinned at first sight, and other content is reported (`SourceChanged`) while the pinned one is served.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub follow: bool,
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// How near to the compute units an adapter stays.
@@ -119,6 +130,10 @@ pub struct LoraAdapterStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub verified_for: Option<String>,
+    /// Fingerprint of the files (names, sizes, versions) that were judged. When the source shows others, it is read again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub source_listing: Option<String>,
     /// Digest of the base that `digest` was verified for. Pods of another base hold nothing of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::schema::optional_digest")]
@@ -156,6 +171,10 @@ pub struct LoraAdapterStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub current_uri: Option<String>,
+    /// `spec.baseModelDigest` as it was when the current revision was verified.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::schema::optional_digest")]
+    pub current_base_digest: Option<Digest>,
     /// What the served name meant before; still held for a moment, for requests that are on their way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retiring: Option<RetiringRevision>,
@@ -174,11 +193,16 @@ pub struct LoraAdapterStatus {
 
 /// A revision that the served name no longer means.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct RetiringRevision {
     #[schemars(schema_with = "crate::schema::digest")]
     pub digest: Digest,
     #[schemars(length(max = 1024))]
     pub uri: String,
+    /// `spec.baseModelDigest` as it was when this revision was verified.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::schema::optional_digest")]
+    pub base_digest: Option<Digest>,
     /// When pods let go of it, as soon as their last request on it ends.
     pub until: Time,
 }
@@ -217,7 +241,6 @@ pub struct SourceFile {
 pub struct PoolPlacement {
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
-    pub mode: Mode,
     /// Why it is placed as it is, or why it is not; one word.
     #[schemars(length(max = 64))]
     pub reason: String,
@@ -230,15 +253,9 @@ pub struct PoolPlacement {
     #[schemars(schema_with = "crate::schema::digests")]
     pub held: Vec<Digest>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 4096))]
+    /// Where there are very many, those that are not ready come first and the rest is left out.
+    #[schemars(length(max = 512))]
     pub placements: Vec<PlacementStatus>,
-}
-
-/// Whether an adapter shares its base with others.
-#[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Mode {
-    #[default]
-    Shared,
 }
 
 /// One version of the adapter on one pod, as the pod itself reports it.

@@ -101,6 +101,9 @@ pub struct Limits {
 }
 
 /// What a pod holds and does: the body of `GET /v1/lora_adapters`.
+///
+/// With `?known=HOLDINGS`, and if that is what `holdings` still is, `adapters` and `aliases` are left out (`unchanged`):
+/// who asks every second need not read thousands of rows that it has read before.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
@@ -118,6 +121,12 @@ pub struct Report {
     pub role: Role,
     pub budgets: Budgets,
     pub load: Load,
+    /// Names what `adapters` and `aliases` say (opaque), but for the counters of each adapter, which move all the time.
+    #[serde(default)]
+    pub holdings: String,
+    /// The asker knows these holdings already: the next two are empty.
+    #[serde(default)]
+    pub unchanged: bool,
     pub adapters: Vec<AdapterReport>,
     pub aliases: BTreeMap<String, Digest>,
 }

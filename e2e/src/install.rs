@@ -142,6 +142,8 @@ pub fn helm(cache: &Cache, kubectl: &Kubectl, images: &Images) -> Result<()> {
         .args(["--set", "image.pullPolicy=IfNotPresent"])
         // What the harness installs it also takes away again, with the kinds.
         .args(["--set", "crds.keep=false"])
+        // Nobody here waits for minutes until a changed source is noticed.
+        .args(["--set", "operator.sourceCheckSeconds=2"])
         .args(kubectl.helm_words())
         .run()
         .context("install the chart")

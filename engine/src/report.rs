@@ -1,9 +1,11 @@
 //! What this engine says about itself: the body of `GET /v1/lora_adapters`. Pure.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use lorafleet_artifact::Digest;
 use lorafleet_crds::wire::{AdapterReport, AdapterState, Budgets, Floor, Load, Tier};
+use sha2::{Digest as _, Sha256};
 
 use crate::fleet::{Catalog, Placed};
 use crate::residency::Facts;
@@ -38,6 +40,35 @@ pub fn adapters(catalog: &Catalog, snapshot: &Snapshot, now: Instant) -> Vec<Ada
     let leaving = catalog.departed.iter().filter(|(digest, _)| snapshot.facts(digest).is_some());
     let leaving = leaving.map(|(_, placed)| row(&placed.name, placed, snapshot, now, true));
     named.chain(leaving).collect()
+}
+
+/// Names what these rows and aliases say, but for the counters, which move all the time.
+pub fn holdings(adapters: &[AdapterReport], aliases: &BTreeMap<String, Digest>) -> String {
+    let mut hasher = Sha256::new();
+    for adapter in adapters {
+        // Without `..`, so that a new field has to choose its side.
+        let AdapterReport {
+            name,
+            namespace,
+            digest,
+            state,
+            tier,
+            pinned,
+            rank,
+            bytes,
+            last_error,
+            leases: _,
+            waiting: _,
+            idle_ms: _,
+            loads: _,
+            evictions: _,
+        } = adapter;
+        let error = last_error.as_ref().map(|error| (&error.code, &error.message));
+        let said = format!("{:?}", (name, namespace, digest, state, tier, pinned, rank, bytes, error));
+        hasher.update(said);
+    }
+    hasher.update(format!("{aliases:?}"));
+    hasher.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn row(name: &str, placed: &Placed, snapshot: &Snapshot, now: Instant, leaving: bool) -> AdapterReport {

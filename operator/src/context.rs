@@ -9,6 +9,7 @@ use kube::api::{Patch, PatchParams};
 use kube::core::NamespaceResourceScope;
 use kube::runtime::events::{Event, EventType, Recorder};
 use kube::{Api, Client, Resource};
+use lorafleet_artifact::Reason;
 use lorafleet_crds::PoolPlacement;
 use lorafleet_crds::condition::{Cause, ConditionType, find};
 use serde::Serialize;
@@ -17,7 +18,9 @@ use serde::de::DeserializeOwned;
 use crate::conditions::transitions;
 use crate::job::Jobs;
 use crate::metrics::Metrics;
+use crate::recheck::Rechecks;
 use crate::settings::{Limits, Settings};
+use crate::source::OpenDoors;
 use crate::watch::{Bells, Stores};
 use crate::{intake, model, pool};
 
@@ -32,6 +35,9 @@ pub struct Context {
     pub recorder: Recorder,
     pub model_jobs: Jobs<model::Outcome>,
     pub intake_jobs: Jobs<intake::Outcome>,
+    pub model_rechecks: Rechecks,
+    pub adapter_rechecks: Rechecks,
+    pub open_doors: OpenDoors,
     pub sightings: Sightings,
     pub engines: pool::Engines,
     pub applied: pool::AppliedMemory,
@@ -128,6 +134,8 @@ impl Context {
 fn worth_an_event(condition: &Condition) -> bool {
     match condition.type_.as_str() {
         "Ready" => condition.reason != Cause::InProgress.to_string(),
+        // What is pinned goes on being served, so that Ready says nothing of it.
+        "Verified" if condition.reason == Reason::SourceChanged.as_str() => true,
         "Resolved" | "Verified" | "RolledOut" => condition.status == "True",
         _ => false,
     }

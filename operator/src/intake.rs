@@ -23,6 +23,8 @@ use crate::context::{ApiError, Context};
 pub use gate::{Gate, Order, gate};
 pub use observed::{Facts, Observed, Outcome, PoolSeen, Rival};
 pub use plan::{Plan, plan};
+#[cfg(test)]
+pub(crate) use verify::ended;
 
 /// Owner of the fields that this controller sets.
 pub const MANAGER: &str = "lorafleet-intake";
@@ -43,6 +45,9 @@ async fn pass(adapter: &Arc<LoraAdapter>, context: &Arc<Context>) -> Result<Acti
     let plan = plan(&observed, &context.limits);
     if let Some(order) = plan.read.clone() {
         verify::start(adapter, order, context);
+    }
+    if let Some(order) = plan.look.clone() {
+        verify::look(adapter, order, context);
     }
     if let Some(mut status) = plan.status {
         let old = adapter.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();

@@ -5,10 +5,13 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use lorafleet_source::Progress;
+use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
+
+use crate::settings::Limits;
 
 /// What became of the job of one object.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
@@ -48,10 +51,10 @@ pub enum FaultKind {
 struct Entry<T> {
     fingerprint: String,
     attempts: u32,
-    progress: Progress<T>,
+    state: State<T>,
 }
 
-enum Progress<T> {
+enum State<T> {
     Running(AbortHandle),
     Done(T),
     Failed(Fault, Instant),
@@ -60,39 +63,69 @@ enum Progress<T> {
 /// All jobs of one controller.
 pub struct Jobs<T> {
     entries: Arc<Mutex<HashMap<String, Entry<T>>>>,
-    permits: Arc<Permits>,
+    turns: Arc<Turns>,
 }
 
-/// How much is read at the same time: so many in all, and one of each namespace, so that a slow source holds up its own
-/// namespace alone.
-pub struct Permits {
-    all: Arc<Semaphore>,
+/// How much is read at the same time: so many sources in all, and one of each namespace. A turn is short: who has not
+/// ended by then goes to the end of the queue and takes his work up again at his next turn, so that nobody waits longer
+/// for a turn than the others' turns last, whatever their sources do. Who has not got far enough in a turn is given up.
+pub struct Turns {
+    all: Semaphore,
     of_namespace: Mutex<HashMap<String, Arc<Semaphore>>>,
+    length: Duration,
+    /// How far work must get in a turn that it does not end.
+    bytes_min: u64,
 }
 
-impl Permits {
-    pub fn new(most: usize) -> Self {
-        Self { all: Arc::new(Semaphore::new(most)), of_namespace: Mutex::default() }
+impl Turns {
+    pub fn new(most: usize, limits: &Limits) -> Self {
+        Self {
+            all: Semaphore::new(most),
+            of_namespace: Mutex::default(),
+            length: limits.read_turn,
+            bytes_min: limits.read_turn.as_millis() as u64 * limits.read_bytes_per_second_min / 1000,
+        }
     }
 
-    /// Waits for a turn; it ends when the permits are dropped. `None` never comes: the semaphores are never closed.
-    async fn turn(&self, namespace: &str) -> Option<(OwnedSemaphorePermit, OwnedSemaphorePermit)> {
+    /// Does the work of one source in its turns.
+    ///
+    /// # Errors
+    /// The work's own; Unavailable if it does not get on.
+    async fn take<T>(
+        &self,
+        namespace: &str,
+        progress: &Progress,
+        work: impl Future<Output = Result<T, Fault>>,
+    ) -> Result<T, Fault> {
         let own = {
             let mut all = self.of_namespace.lock().unwrap_or_else(PoisonError::into_inner);
             // Nobody waits for or holds those that are only here.
             all.retain(|_, own| Arc::strong_count(own) > 1);
             all.entry(namespace.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(1))).clone()
         };
-        let own = own.acquire_owned().await.ok()?;
-        let one = self.all.clone().acquire_owned().await.ok()?;
-        Some((own, one))
+        // The semaphores are never closed.
+        let _own = own.acquire().await;
+        let mut work = std::pin::pin!(work);
+        loop {
+            let _turn = self.all.acquire().await;
+            let (before, _) = progress.bytes();
+            if let Ok(ended) = tokio::time::timeout(self.length, &mut work).await {
+                return ended;
+            }
+            let (now, _) = progress.bytes();
+            let (got, least, seconds) = (now.saturating_sub(before), self.bytes_min, self.length.as_secs_f64());
+            if got < least {
+                let message = format!("the source gave {got} bytes in {seconds} s, the least is {least}");
+                return Err(Fault { kind: FaultKind::Unavailable, message });
+            }
+        }
     }
 }
 
 impl<T: Clone + Send + 'static> Jobs<T> {
-    /// `permits` bounds what runs at the same time; several tables may share it.
-    pub fn new(permits: Arc<Permits>) -> Self {
-        Self { entries: Arc::default(), permits }
+    /// `turns` bounds what runs at the same time; several tables may share it.
+    pub fn new(turns: Arc<Turns>) -> Self {
+        Self { entries: Arc::default(), turns }
     }
 
     fn lock(entries: &Mutex<HashMap<String, Entry<T>>>) -> MutexGuard<'_, HashMap<String, Entry<T>>> {
@@ -105,10 +138,10 @@ impl<T: Clone + Send + 'static> Jobs<T> {
         let Some(entry) = entries.get(uid).filter(|entry| entry.fingerprint == fingerprint) else {
             return JobState::Idle;
         };
-        match &entry.progress {
-            Progress::Running(_) => JobState::Running,
-            Progress::Done(outcome) => JobState::Done(outcome.clone()),
-            Progress::Failed(fault, at) => JobState::Failed {
+        match &entry.state {
+            State::Running(_) => JobState::Running,
+            State::Done(outcome) => JobState::Done(outcome.clone()),
+            State::Failed(fault, at) => JobState::Failed {
                 fault: fault.clone(),
                 attempts: entry.attempts,
                 age_ms: u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX),
@@ -116,51 +149,56 @@ impl<T: Clone + Send + 'static> Jobs<T> {
         }
     }
 
-    /// Starts `work` for the object `uid`, and stops what ran for it under another fingerprint. `ended` is called after
-    /// the outcome can be seen.
+    /// Starts `work` for the object `uid`, and stops what ran for it under another fingerprint. `progress` says how many
+    /// bytes it has read. `ended` is called after the outcome can be seen.
     pub fn start<F>(
         &self,
         namespace: &str,
         uid: &str,
         fingerprint: &str,
-        work: F,
+        progress: Arc<Progress>,
         ended: impl FnOnce() + Send + 'static,
+        work: F,
     ) where
         F: Future<Output = Result<T, Fault>> + Send + 'static,
     {
         let mut entries = Self::lock(&self.entries);
         let before = entries.remove(uid);
         let attempts = match before {
-            Some(Entry { fingerprint: same, attempts, progress }) => {
-                if let Progress::Running(task) = progress {
+            Some(Entry { fingerprint: same, attempts, state }) => {
+                if let State::Running(task) = state {
                     task.abort();
                 }
                 if same == fingerprint { attempts + 1 } else { 1 }
             }
             None => 1,
         };
-        let (shared, permits) = (self.entries.clone(), self.permits.clone());
+        let (shared, turns) = (self.entries.clone(), self.turns.clone());
         let (key, wanted, namespace) = (uid.to_owned(), fingerprint.to_owned(), namespace.to_owned());
         let task = tokio::spawn(async move {
-            let Some(_turn) = permits.turn(&namespace).await else { return };
-            let outcome = work.await;
+            let outcome = turns.take(&namespace, &progress, work).await;
             if let Some(entry) = Self::lock(&shared).get_mut(&key).filter(|entry| entry.fingerprint == wanted) {
-                entry.progress = match outcome {
-                    Ok(outcome) => Progress::Done(outcome),
-                    Err(fault) => Progress::Failed(fault, Instant::now()),
+                entry.state = match outcome {
+                    Ok(outcome) => State::Done(outcome),
+                    Err(fault) => State::Failed(fault, Instant::now()),
                 };
             }
             ended();
         });
-        let progress = Progress::Running(task.abort_handle());
-        entries.insert(uid.to_owned(), Entry { fingerprint: fingerprint.to_owned(), attempts, progress });
+        let state = State::Running(task.abort_handle());
+        entries.insert(uid.to_owned(), Entry { fingerprint: fingerprint.to_owned(), attempts, state });
+    }
+
+    /// Forgets the job of one object, and stops it if it runs.
+    pub fn forget(&self, uid: &str) {
+        self.retain(|other| other != uid);
     }
 
     /// Forgets the jobs of objects that are gone.
     pub fn retain(&self, alive: impl Fn(&str) -> bool) {
         Self::lock(&self.entries).retain(|uid, entry| {
             let keep = alive(uid);
-            if let (false, Progress::Running(task)) = (keep, &entry.progress) {
+            if let (false, State::Running(task)) = (keep, &entry.state) {
                 task.abort();
             }
             keep
@@ -169,7 +207,7 @@ impl<T: Clone + Send + 'static> Jobs<T> {
 }
 
 /// Milliseconds until a failed job may be started again; 0 is now.
-pub fn retry_in_ms(fault: &Fault, attempts: u32, age_ms: u64, limits: &crate::settings::Limits) -> u64 {
+pub fn retry_in_ms(fault: &Fault, attempts: u32, age_ms: u64, limits: &Limits) -> u64 {
     let wait = match fault.kind {
         FaultKind::Unavailable => {
             let doubled = limits.retry_first.saturating_mul(1 << attempts.saturating_sub(1).min(16));
@@ -182,31 +220,98 @@ pub fn retry_in_ms(fault: &Fault, attempts: u32, age_ms: u64, limits: &crate::se
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::oneshot;
+
     use super::*;
-    use crate::settings::Limits;
 
     fn unavailable() -> Fault {
         Fault { kind: FaultKind::Unavailable, message: "reset".to_owned() }
     }
 
+    /// Short turns, in each of which a kilobyte must come.
+    fn turns(most: usize) -> Arc<Turns> {
+        let limits =
+            Limits { read_turn: Duration::from_millis(50), read_bytes_per_second_min: 20_000, ..Limits::DEFAULT };
+        Arc::new(Turns::new(most, &limits))
+    }
+
+    /// Starts a job that hands its outcome over when it has ended.
+    fn start<F>(jobs: &Jobs<u32>, namespace: &str, uid: &str, fingerprint: &str, work: F) -> oneshot::Receiver<()>
+    where
+        F: Future<Output = Result<u32, Fault>> + Send + 'static,
+    {
+        let (sender, ended) = oneshot::channel();
+        jobs.start(
+            namespace,
+            uid,
+            fingerprint,
+            Arc::default(),
+            || {
+                let _ = sender.send(());
+            },
+            work,
+        );
+        ended
+    }
+
     #[tokio::test]
     async fn a_job_runs_once_per_fingerprint_and_counts_its_failures() {
-        let jobs: Jobs<u32> = Jobs::new(Arc::new(Permits::new(2)));
+        let jobs = Jobs::new(turns(2));
         assert_eq!(jobs.state("a", "1"), JobState::Idle);
         for attempt in 1..=2 {
-            let (sender, ended) = tokio::sync::oneshot::channel();
-            jobs.start("demo", "a", "1", async { Err(unavailable()) }, || sender.send(()).unwrap());
-            ended.await.unwrap();
+            start(&jobs, "demo", "a", "1", async { Err(unavailable()) }).await.unwrap();
             assert!(matches!(jobs.state("a", "1"), JobState::Failed { attempts, .. } if attempts == attempt));
         }
-        jobs.start("demo", "a", "1", std::future::pending(), || ());
+        start(&jobs, "demo", "a", "1", std::future::pending());
         assert_eq!(jobs.state("a", "1"), JobState::Running);
-        let (sender, ended) = tokio::sync::oneshot::channel();
-        jobs.start("demo", "a", "2", async { Ok(7) }, || sender.send(()).unwrap());
-        ended.await.unwrap();
+        start(&jobs, "demo", "a", "2", async { Ok(7) }).await.unwrap();
         assert_eq!((jobs.state("a", "1"), jobs.state("a", "2")), (JobState::Idle, JobState::Done(7)));
-        jobs.retain(|_| false);
+        jobs.forget("a");
         assert_eq!(jobs.state("a", "2"), JobState::Idle);
+    }
+
+    #[tokio::test]
+    async fn sources_that_give_nothing_are_given_up() {
+        let jobs = Jobs::new(turns(2));
+        let stuck = ["a", "b"].map(|namespace| start(&jobs, namespace, namespace, "1", std::future::pending()));
+        // Of the same namespace, and of another one, behind two that hold all turns.
+        let behind =
+            ["a", "c"].map(|namespace| start(&jobs, namespace, &format!("{namespace}2"), "1", async { Ok(1) }));
+        for ended in stuck.into_iter().chain(behind) {
+            ended.await.unwrap();
+        }
+        let JobState::Failed { fault, .. } = jobs.state("a", "1") else { panic!("it was not given up") };
+        assert_eq!(fault.message, "the source gave 0 bytes in 0.05 s, the least is 1000");
+        assert_eq!((jobs.state("a2", "1"), jobs.state("c2", "1")), (JobState::Done(1), JobState::Done(1)));
+    }
+
+    #[tokio::test]
+    async fn long_reads_make_room_and_go_on() {
+        let jobs = Jobs::new(turns(1));
+        let progress = Arc::new(Progress::default());
+        let reading = progress.clone();
+        let (sender, mut long) = oneshot::channel();
+        jobs.start(
+            "a",
+            "long",
+            "1",
+            progress,
+            || {
+                let _ = sender.send(());
+            },
+            async move {
+                for _ in 0..15 {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                    reading.add(1000);
+                }
+                Ok(1)
+            },
+        );
+        start(&jobs, "b", "short", "1", async { Ok(2) }).await.unwrap();
+        assert_eq!(jobs.state("long", "1"), JobState::Running);
+        assert!(long.try_recv().is_err());
+        long.await.unwrap();
+        assert_eq!(jobs.state("long", "1"), JobState::Done(1));
     }
 
     #[test]

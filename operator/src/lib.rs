@@ -18,6 +18,7 @@ pub mod http;
 pub mod job;
 pub mod metrics;
 pub mod rbac;
+pub mod recheck;
 pub mod run;
 pub mod settings;
 pub mod shape;

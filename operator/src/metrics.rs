@@ -17,6 +17,8 @@ pub struct Metrics {
     pub engine_requests: IntCounterVec,
     /// Sources read to the end, by controller and result (`verified`, `fault`, or the reason of the refusal).
     pub reads: IntCounterVec,
+    /// Looks at sources that were judged before, by controller and result (`ok`, `error`).
+    pub looks: IntCounterVec,
     /// Objects by kind and the status of their condition Ready.
     pub objects: IntGaugeVec,
     /// 1 while this operator is the leader.
@@ -37,6 +39,8 @@ impl Metrics {
         let engine_requests =
             counter("lorafleet_operator_engine_requests_total", "Requests to engine pods.", &["request", "result"])?;
         let reads = counter("lorafleet_operator_reads_total", "Sources read to the end.", &["controller", "result"])?;
+        let looks =
+            counter("lorafleet_operator_looks_total", "Looks at sources that were judged.", &["controller", "result"])?;
         let buckets = prometheus::exponential_buckets(0.001, 4.0, 8)?;
         let opts = HistogramOpts::new("lorafleet_operator_reconcile_seconds", "Seconds of one reconcile.");
         let reconcile_seconds = HistogramVec::new(opts.buckets(buckets), &["controller"])?;
@@ -48,7 +52,7 @@ impl Metrics {
         registry.register(Box::new(reconcile_seconds.clone()))?;
         registry.register(Box::new(objects.clone()))?;
         registry.register(Box::new(leader.clone()))?;
-        Ok(Self { registry, reconciles, reconcile_seconds, writes, engine_requests, reads, objects, leader })
+        Ok(Self { registry, reconciles, reconcile_seconds, writes, engine_requests, reads, looks, objects, leader })
     }
 
     /// In the text format.

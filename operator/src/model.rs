@@ -38,6 +38,9 @@ async fn pass(base: &Arc<BaseModel>, context: &Arc<Context>) -> Result<Action, A
     if let Some(order) = plan.read.clone() {
         read::start(base, order, context);
     }
+    if let Some(order) = plan.look.clone() {
+        read::look(base, order, context);
+    }
     let old = base.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let mut status = plan.status;
     status.observed_generation = base.metadata.generation;
@@ -51,6 +54,8 @@ async fn pass(base: &Arc<BaseModel>, context: &Arc<Context>) -> Result<Action, A
 
 fn observe(base: &BaseModel, context: &Context) -> Observed {
     let fingerprint = plan::fingerprint(base);
-    let job = context.model_jobs.state(&base.uid().unwrap_or_default(), &fingerprint);
-    Observed { base: base.clone(), job, source_caps: context.settings.source_caps.clone() }
+    let uid = base.uid().unwrap_or_default();
+    let judged = base.status.as_ref().and_then(|status| status.source_listing.as_ref());
+    let (job, recheck) = (context.model_jobs.state(&uid, &fingerprint), context.model_rechecks.of(&uid, judged));
+    Observed { base: base.clone(), job, recheck, source_caps: context.settings.source_caps.clone() }
 }

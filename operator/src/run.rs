@@ -1,5 +1,6 @@
 //! From the command line to three running controllers, and back down in order.
 
+use std::collections::HashSet;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,9 +15,11 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::context::{ApiError, Context, Sightings};
 use crate::election::Election;
-use crate::job::{Jobs, Permits};
+use crate::job::{Jobs, Turns};
 use crate::metrics::Metrics;
+use crate::recheck::Rechecks;
 use crate::settings::{Limits, Settings};
+use crate::source::OpenDoors;
 use crate::watch::{Queues, StoreLost, bells, start};
 use crate::{http, intake, model, pool};
 
@@ -98,12 +101,17 @@ async fn lead(client: Client, settings: Settings, metrics: Arc<Metrics>, identit
     let (bells, queues) = bells();
     let stores = start(&client, &bells).await?;
     let reporter = Reporter { controller: "lorafleet-operator".to_owned(), instance: Some(identity) };
-    let permits = Arc::new(Permits::new(settings.reads_max.into()));
+    let turns = Arc::new(Turns::new(settings.reads_max.into(), &limits));
+    let look_turns = Arc::new(Turns::new(limits.looks_max, &limits));
+    let look_every = Duration::from_secs(settings.source_check_s.into());
     let context = Arc::new(Context {
         recorder: Recorder::new(client.clone(), reporter),
         engines: pool::Engines::new(&limits)?,
-        model_jobs: Jobs::new(permits.clone()),
-        intake_jobs: Jobs::new(permits),
+        model_jobs: Jobs::new(turns.clone()),
+        intake_jobs: Jobs::new(turns),
+        model_rechecks: Rechecks::new(look_every, look_turns.clone()),
+        adapter_rechecks: Rechecks::new(look_every, look_turns),
+        open_doors: OpenDoors::default(),
         sightings: Sightings::default(),
         applied: pool::AppliedMemory::default(),
         client,
@@ -150,15 +158,20 @@ fn after_error<K: Resource<DynamicType = ()>>(object: Arc<K>, error: &ApiError, 
     Action::requeue(Duration::from_secs(2))
 }
 
+fn uids<K: Resource<DynamicType = ()> + Clone + 'static>(store: &Store<K>) -> HashSet<String> {
+    store.state().iter().filter_map(|object| object.uid()).collect()
+}
+
 /// Forgets what belongs to objects that are gone, and counts those that are there.
 async fn tidy(context: &Context) {
     loop {
         tokio::time::sleep(TIDY_EVERY).await;
         let stores = &context.stores;
-        context.model_jobs.retain(|uid| stores.base_models.find(|base| base.uid().as_deref() == Some(uid)).is_some());
-        context
-            .intake_jobs
-            .retain(|uid| stores.adapters.find(|adapter| adapter.uid().as_deref() == Some(uid)).is_some());
+        let (bases, adapters) = (uids(&stores.base_models), uids(&stores.adapters));
+        context.model_jobs.retain(|uid| bases.contains(uid));
+        context.model_rechecks.retain(|uid| bases.contains(uid));
+        context.intake_jobs.retain(|uid| adapters.contains(uid));
+        context.adapter_rechecks.retain(|uid| adapters.contains(uid));
         context.sightings.retain(|uid| stores.pools.find(|pool| pool.uid().as_deref() == Some(uid)).is_some());
         context.applied.retain(|namespace, pool| stores.pools.get(&ObjectRef::new(pool).within(namespace)).is_some());
         context.count_objects();

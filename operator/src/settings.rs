@@ -37,6 +37,9 @@ pub struct Settings {
     /// Adapters and base models that are read at the same time; of one namespace, one at a time.
     #[arg(long, env = "LORAFLEET_READS_MAX", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub reads_max: u16,
+    /// Seconds between two looks at a source that was judged: whether its files are still the same.
+    #[arg(long, env = "LORAFLEET_SOURCE_CHECK_S", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub source_check_s: u32,
     /// Seconds between two looks at a pool in which nothing happens.
     #[arg(long, env = "LORAFLEET_HEARTBEAT_S", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=600))]
     pub heartbeat_s: u16,
@@ -62,9 +65,11 @@ pub struct Limits {
     pub retry_longest: Duration,
     /// Between two looks for a source that does not exist or refuses the credentials.
     pub retry_absent: Duration,
-    /// For reading one source from the first byte to the last: this, and its bytes at the slowest rate that is borne.
-    pub read_timeout: Duration,
+    /// How long one source may be read while others wait, and the slowest rate that is borne over that time.
+    pub read_turn: Duration,
     pub read_bytes_per_second_min: u64,
+    /// Sources that are looked at again at the same time, beside those that are read.
+    pub looks_max: usize,
 }
 
 impl Limits {
@@ -78,15 +83,8 @@ impl Limits {
         retry_first: Duration::from_secs(1),
         retry_longest: Duration::from_secs(60),
         retry_absent: Duration::from_secs(30),
-        read_timeout: Duration::from_secs(60),
+        read_turn: Duration::from_secs(30),
         read_bytes_per_second_min: 256 << 10,
+        looks_max: 4,
     };
-}
-
-impl Limits {
-    /// For reading so many bytes.
-    pub fn read_timeout_of(&self, bytes: u64) -> Duration {
-        let at_least = self.read_bytes_per_second_min.max(1);
-        self.read_timeout.saturating_add(Duration::from_secs(bytes / at_least))
-    }
 }

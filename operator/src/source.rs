@@ -1,19 +1,23 @@
 //! From what a spec says about a source to a reader of it: the entry that allows it, and its credentials.
 
-use std::time::Duration;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use lorafleet_artifact::{Reason, Scheme, SourceUri};
 use lorafleet_crds::condition::Cause;
-use lorafleet_crds::{SecretRef, SourceFile, names};
-use lorafleet_source::{Access, AdapterError, Credentials, ErrorKind, FileInfo, ReadLimits, SourceError, Sources};
+use lorafleet_crds::{SourceFile, StoreAccess, names};
+use lorafleet_source::{
+    Access, AdapterError, Credentials, ErrorKind, FileInfo, Listing, ReadLimits, SourceError, Sources,
+};
 
 use crate::context::Context;
 use crate::job::{Fault, FaultKind};
 
 /// How to reach a source, as an entry of a spec says it.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize)]
 pub struct Door {
     /// Namespace of the Secret.
     pub namespace: String,
@@ -24,20 +28,62 @@ pub struct Door {
 }
 
 impl Door {
-    pub fn new(
-        namespace: &str,
-        prefix: &str,
-        endpoint: Option<&String>,
-        region: Option<&String>,
-        secret: Option<&SecretRef>,
-    ) -> Self {
+    pub fn new(namespace: &str, prefix: &str, access: &StoreAccess) -> Self {
+        let StoreAccess { endpoint, region, credentials_secret_ref } = access.clone();
         Self {
             namespace: namespace.to_owned(),
             prefix: prefix.to_owned(),
-            endpoint: endpoint.cloned(),
-            region: region.cloned(),
-            secret: secret.map(|secret| secret.name.clone()),
+            endpoint,
+            region,
+            secret: credentials_secret_ref.map(|secret| secret.name),
         }
+    }
+}
+
+/// Doors that stay open for a while, for the many small looks through the same ones.
+#[derive(Default)]
+pub struct OpenDoors(Mutex<HashMap<Door, (Instant, Arc<Sources>)>>);
+
+/// How long a door stays open: a Secret that was changed counts after that at the latest, or after the first fault.
+const DOOR_OPEN: Duration = Duration::from_secs(60);
+
+impl OpenDoors {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Door, (Instant, Arc<Sources>)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The files of a source, looked at through a door that may be open already.
+    pub async fn list(&self, door: &Door, uri: &SourceUri, context: &Context) -> Result<Listing, ReadEnd> {
+        let known = {
+            let mut doors = self.lock();
+            doors.retain(|_, (since, _)| since.elapsed() < DOOR_OPEN);
+            doors.get(door).map(|(_, sources)| sources.clone())
+        };
+        let sources = match known {
+            Some(sources) => sources,
+            None => {
+                let sources = Arc::new(open(door, context).await.map_err(ReadEnd::Fault)?);
+                self.lock().insert(door.clone(), (Instant::now(), sources.clone()));
+                sources
+            }
+        };
+        let listing = sources.list(uri).await;
+        if listing.is_err() {
+            self.lock().remove(door);
+        }
+        Ok(listing?)
+    }
+}
+
+/// Files as they are now, for a look; none if whoever reads the source will be refused: he says why.
+///
+/// # Errors
+/// A fault that passes by itself says nothing of the source.
+pub fn looked(listed: Result<Vec<SourceFile>, ReadEnd>) -> Result<Option<Vec<SourceFile>>, Fault> {
+    match listed {
+        Ok(files) => Ok(Some(files)),
+        Err(ReadEnd::Fault(fault)) if !stalls(fault.kind) => Err(fault),
+        Err(_) => Ok(None),
     }
 }
 
@@ -172,9 +218,4 @@ pub fn stalls(kind: FaultKind) -> bool {
 /// A file as a status names it.
 pub fn source_file(file: &FileInfo) -> SourceFile {
     SourceFile { name: file.name.clone(), size_bytes: file.bytes, version: Some(file.version.to_string()) }
-}
-
-/// The fault of a source that is read more slowly than is borne.
-pub fn too_slow(limit: Duration) -> Fault {
-    Fault { kind: FaultKind::Unavailable, message: format!("not read within {} s", limit.as_secs()) }
 }

@@ -169,10 +169,9 @@ impl Stores {
         bells.ring_intake(ObjectRef::from_obj(adapter));
         let (namespace, base) = (adapter.metadata.namespace.as_deref(), &adapter.spec.base_model_ref.name);
         self.pools_of(namespace, base).iter().for_each(|pool| bells.ring_pool(ObjectRef::from_obj(pool.as_ref())));
-        // Whoever was refused the name, or now loses it.
-        for rival in self.adapters_of(namespace, base) {
-            if rival.served_name() == adapter.served_name() && rival.metadata.uid != adapter.metadata.uid {
-                bells.ring_intake(ObjectRef::from_obj(rival.as_ref()));
+        for other in self.adapters_of(namespace, base) {
+            if concerns(adapter, &other) {
+                bells.ring_intake(ObjectRef::from_obj(other.as_ref()));
             }
         }
     }
@@ -184,6 +183,14 @@ impl Stores {
             .iter()
             .for_each(|adapter| bells.ring_intake(ObjectRef::from_obj(adapter.as_ref())));
     }
+}
+
+/// Whether the change of one adapter matters to another: it takes its name, or gives it free. A name that the spec has
+/// given up stands in the status still.
+fn concerns(changed: &LoraAdapter, other: &LoraAdapter) -> bool {
+    let gave_up = changed.status.as_ref().and_then(|status| status.served_name.as_deref());
+    changed.metadata.uid != other.metadata.uid
+        && (other.served_name() == changed.served_name() || Some(other.served_name()) == gave_up)
 }
 
 /// The pool that an object of ours belongs to, by its label.
@@ -246,4 +253,32 @@ fn keep<K>(
             }
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn adapter(name: &str, served: &str, status: &str) -> LoraAdapter {
+        serde_json::from_value(serde_json::json!({
+            "metadata": { "name": name, "uid": name },
+            "spec": { "baseModelRef": { "name": "base" }, "source": { "uri": "s3://a/b" }, "servedName": served },
+            "status": { "servedName": status },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn who_waits_for_a_name_hears_that_it_is_free() {
+        let waiting = adapter("b", "support", "support");
+        for (served, status, matters) in [
+            ("support", "support", true),
+            ("other", "support", true),
+            ("support", "other", true),
+            ("other", "other", false),
+        ] {
+            assert_eq!(concerns(&adapter("a", served, status), &waiting), matters, "{served} {status}");
+        }
+        assert!(!concerns(&waiting, &waiting));
+    }
 }

@@ -102,29 +102,37 @@ impl Policy {
     /// # Errors
     /// RankTooHigh, RankNotAllowed or ModuleNotAllowed; the first module that breaks a limit is named.
     pub fn check_fitted(&self, fitted: &Fitted) -> Result<(), Refusal> {
-        for module in &fitted.modules {
-            let (name, rank) = (module.module, module.rank);
-            if let Some(limit) = self.max_rank.filter(|limit| rank > *limit) {
-                return Err(Refusal::new(
-                    Reason::RankTooHigh,
-                    format!("'{name}' has rank {rank}, the limit is {limit}"),
-                ));
-            }
-            if !self.allowed_ranks.is_empty() && !self.allowed_ranks.contains(&rank) {
-                let allowed = &self.allowed_ranks;
-                return Err(Refusal::new(
-                    Reason::RankNotAllowed,
-                    format!("'{name}' has rank {rank}, allowed are {allowed:?}"),
-                ));
-            }
-            let kind = name.kind.name();
-            if !self.allowed_target_modules.is_empty() && !self.allowed_target_modules.iter().any(|name| name == kind) {
-                let allowed = excerpt(&self.allowed_target_modules.join(", "), 200);
-                return Err(Refusal::new(
-                    Reason::ModuleNotAllowed,
-                    format!("the adapter changes '{name}', allowed target modules are {allowed}"),
-                ));
-            }
+        fitted.modules.iter().try_for_each(|module| {
+            self.check_module(&module.module.to_string(), module.module.kind.name(), module.rank)
+        })
+    }
+
+    /// The same for what is remembered of an adapter: the largest rank of each kind of module. It may pass and still be
+    /// refused when every module is looked at.
+    ///
+    /// # Errors
+    /// As [`Self::check_fitted`].
+    pub fn check_ranks<'a>(&self, ranks: impl IntoIterator<Item = (&'a String, &'a u32)>) -> Result<(), Refusal> {
+        ranks.into_iter().try_for_each(|(kind, rank)| self.check_module(kind, kind, *rank))
+    }
+
+    fn check_module(&self, name: &str, kind: &str, rank: u32) -> Result<(), Refusal> {
+        if let Some(limit) = self.max_rank.filter(|limit| rank > *limit) {
+            return Err(Refusal::new(Reason::RankTooHigh, format!("'{name}' has rank {rank}, the limit is {limit}")));
+        }
+        if !self.allowed_ranks.is_empty() && !self.allowed_ranks.contains(&rank) {
+            let allowed = &self.allowed_ranks;
+            return Err(Refusal::new(
+                Reason::RankNotAllowed,
+                format!("'{name}' has rank {rank}, allowed are {allowed:?}"),
+            ));
+        }
+        if !self.allowed_target_modules.is_empty() && !self.allowed_target_modules.iter().any(|name| name == kind) {
+            let allowed = excerpt(&self.allowed_target_modules.join(", "), 200);
+            return Err(Refusal::new(
+                Reason::ModuleNotAllowed,
+                format!("the adapter changes '{name}', allowed target modules are {allowed}"),
+            ));
         }
         Ok(())
     }

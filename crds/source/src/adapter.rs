@@ -55,7 +55,8 @@ impl Progress {
         self.total.store(total, Ordering::Relaxed);
     }
 
-    pub(crate) fn add(&self, bytes: usize) {
+    /// So many more are done.
+    pub fn add(&self, bytes: usize) {
         self.done.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 }

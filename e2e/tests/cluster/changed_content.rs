@@ -1,4 +1,5 @@
-//! An adapter's files change in the store: asked to look again, the pool serves the new ones; what runs ends on the old.
+//! An adapter's files change in the store. What is pinned goes on being served, and the change is said; asked to look
+//! again, the pool serves the new ones, and what runs ends on the old. What is followed is served by itself.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use lorafleet_e2e::install::demo_adapter;
@@ -26,8 +27,12 @@ fn on_a_cluster_changed_content_is_a_new_revision() {
     let short = client.say("changing", PROMPT, 24).unwrap();
     let long = client.say("changing", PROMPT, LONG).unwrap();
 
-    // New files under the same path are not served by themselves: the digest is pinned.
+    // New files under the same path are noticed, and not served by themselves: the digest is pinned.
     world.store.put_folder(&demo_adapter("tickets"), "adapters/team/changing").unwrap();
+    let verified = space.condition("loraadapter", "changing", "Verified", "False").unwrap();
+    assert_eq!(verified["reason"], "SourceChanged", "{verified}");
+    let ready = space.condition("loraadapter", "changing", "Ready", "True").unwrap();
+    assert!(ready["message"].as_str().unwrap().contains("SourceChanged"), "{ready}");
     assert_eq!(client.say("changing", PROMPT, 24).unwrap(), short);
     assert_eq!(digest("currentRevision").unwrap(), old);
 
@@ -52,4 +57,18 @@ fn on_a_cluster_changed_content_is_a_new_revision() {
         Ok((answer.status != 200).then_some(answer.status))
     });
     assert_eq!(gone.unwrap(), 404);
+    space.condition("loraadapter", "changing", "Verified", "True").unwrap();
+
+    // Who follows a source serves what comes, and keeps the last good version when what comes is none.
+    let follow = r#"--patch={"spec": {"source": {"follow": true}}}"#;
+    space.kubectl.output(["patch", "loraadapter", "changing", "--type=merge", follow]).unwrap();
+    world.store.put_folder(&demo_adapter("pirate"), "adapters/team/changing").unwrap();
+    wait::until("the old content is current again", PATIENCE, || Ok(digest("currentRevision").filter(|it| *it == old)))
+        .unwrap();
+    world.store.put_folder(&demo_adapter("stranger"), "adapters/team/changing").unwrap();
+    let verified = space.condition("loraadapter", "changing", "Verified", "False").unwrap();
+    assert_eq!(verified["reason"], "BaseMismatch", "{verified}");
+    space.condition("loraadapter", "changing", "Available", "True").unwrap();
+    space.condition("loraadapter", "changing", "Ready", "False").unwrap();
+    assert_eq!(client.say("changing", PROMPT, 24).unwrap(), short);
 }

@@ -46,7 +46,7 @@ fn check(kubectl: &Kubectl, manifest: &str, expected: &str) {
 }
 
 /// Kind, name, spec, and what the refusal says ("" when accepted). A later line may change an earlier object.
-const CASES: [(&str, &str, &str, &str); 30] = [
+const CASES: [(&str, &str, &str, &str); 32] = [
     (BASE, "base", "{source: {uri: 's3://models/m', endpoint: 'http://s3:9000'}}", ""),
     (BASE, "none", "{}", "spec.source: Required value"),
     (BASE, "scheme", "{source: {uri: 'ftp://models/m'}}", "spec.source.uri"),
@@ -109,6 +109,13 @@ const CASES: [(&str, &str, &str, &str); 30] = [
         "served",
         "{baseModelRef: {name: base}, source: {uri: 's3://adapters/one'}, servedName: 'a b'}",
         "spec.servedName",
+    ),
+    (ADAPTER, "follow", "{baseModelRef: {name: base}, source: {uri: 's3://adapters/one', follow: true}}", ""),
+    (
+        ADAPTER,
+        "follow",
+        "{baseModelRef: {name: base}, source: {uri: 's3://adapters/one', follow: true}, digest: 'DIGEST'}",
+        "give one of them",
     ),
     (
         ADAPTER,

@@ -5,10 +5,12 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use axum::body::Body;
-use axum::extract::State;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
 use axum::http::Request;
 use axum::response::Response;
 use lorafleet_crds::wire::{BaseReport, LoadRequest, Placement, Report, Role, UnloadRequest};
+use serde::Deserialize;
 
 use super::{App, body, from_json, json};
 use crate::refusal::Refusal;
@@ -41,15 +43,35 @@ pub async fn place(State(app): State<Arc<App>>, request: Request<Body>) -> Resul
     Ok(json(200, &describe(&app)))
 }
 
-pub async fn report(State(app): State<Arc<App>>, request: Request<Body>) -> Result<Response, Refusal> {
+/// Of a report: the holdings that the asker knows already.
+#[derive(Deserialize)]
+pub struct Known {
+    #[serde(default)]
+    known: String,
+}
+
+pub async fn report(
+    State(app): State<Arc<App>>,
+    known: Result<Query<Known>, QueryRejection>,
+    request: Request<Body>,
+) -> Result<Response, Refusal> {
     app.keys.client(request.headers())?;
-    Ok(json(200, &describe(&app)))
+    let Query(Known { known }) = known.map_err(|error| Refusal::invalid("known", error.body_text()))?;
+    let mut report = describe(&app);
+    if report.holdings == known {
+        report.unchanged = true;
+        report.adapters.clear();
+        report.aliases.clear();
+    }
+    Ok(json(200, &report))
 }
 
 fn describe(app: &App) -> Report {
     let ready = app.fleet.is_ready();
     let snapshot = app.fleet.engine().snapshot();
     let catalog = app.fleet.catalog();
+    let adapters = report::adapters(&catalog, &snapshot, Instant::now());
+    let aliases = catalog.names.aliases().clone();
     Report {
         boot_id: app.fleet.boot_id.clone(),
         generation: catalog.placement.as_ref().map_or(0, |placement| placement.generation),
@@ -64,7 +86,9 @@ fn describe(app: &App) -> Report {
         role: Role::Shared,
         budgets: app.fleet.budgets(&snapshot),
         load: report::load(&snapshot),
-        adapters: report::adapters(&catalog, &snapshot, Instant::now()),
-        aliases: catalog.names.aliases().clone(),
+        holdings: report::holdings(&adapters, &aliases),
+        unchanged: false,
+        adapters,
+        aliases,
     }
 }

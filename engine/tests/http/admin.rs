@@ -1,6 +1,6 @@
 //! Replies of the load routes, the list of models, and adapters of the command line.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::server::{Server, assert_error, cases, digest_of, path};
 
@@ -18,6 +18,29 @@ async fn a_load_says_what_it_did_and_models_list_it() {
     assert_eq!((&rows[1]["id"], &rows[1]["parent"], &rows[1]["rank"]), (&json!("team/a"), &json!("base"), &json!(8)));
     assert_eq!(rows[1]["digest"], json!(digest));
     assert!(!models.to_string().contains(cases().to_str().unwrap()), "a path of the server is shown: {models}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_knows_the_holdings_hears_only_that_they_are_the_same() {
+    let server = Server::start("base", &[]).await;
+    let known = async |report: &Value| {
+        server.get(&format!("/v1/lora_adapters?known={}", report["holdings"].as_str().unwrap())).await.1
+    };
+    let none = server.report().await;
+    assert_eq!(server.load("a", &path("plain-r8-qv")).await.0, 200);
+    let one = known(&none).await;
+    assert_eq!((&one["unchanged"], &one["adapters"][0]["name"]), (&json!(false), &json!("a")), "{one}");
+    let same = known(&one).await;
+    assert_eq!((&same["unchanged"], &same["holdings"]), (&json!(true), &one["holdings"]));
+    assert_eq!((&same["adapters"], &same["aliases"]), (&json!([]), &json!({})));
+    // The first use brings it to the device, which who routes must hear of; a second one moves counters only.
+    assert_eq!(server.complete("a", &json!([1, 2]), 1).await.0, 200);
+    let used = known(&one).await;
+    assert_eq!((&used["unchanged"], &used["adapters"][0]["tier"]), (&json!(false), &json!("Device")), "{used}");
+    assert_eq!(server.complete("a", &json!([1, 2]), 1).await.0, 200);
+    assert_eq!(known(&used).await["unchanged"], json!(true));
+    assert_eq!(server.unload("a").await.0, 200);
+    assert_eq!(known(&used).await["unchanged"], json!(false));
 }
 
 #[tokio::test(flavor = "multi_thread")]

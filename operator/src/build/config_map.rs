@@ -112,21 +112,20 @@ fn disk_cache_bytes(pool: &ServingPool, base: &BaseModel) -> u64 {
 /// The credentials Secret of each source, in the order of the configuration: the model first, then the allowed sources.
 pub(super) fn credentials(base: &BaseModel) -> Vec<Option<&SecretRef>> {
     let allowed = base.spec.adapter_policy.allowed_sources.iter();
-    let allowed = allowed.map(|source| source.credentials_secret_ref.as_ref());
-    [base.spec.source.credentials_secret_ref.as_ref()].into_iter().chain(allowed).collect()
+    let allowed = allowed.map(|source| source.access.credentials_secret_ref.as_ref());
+    [base.spec.source.access.credentials_secret_ref.as_ref()].into_iter().chain(allowed).collect()
 }
 
 fn sources(base: &BaseModel) -> Vec<Source> {
     let model = &base.spec.source;
-    let model = (&model.uri, &model.endpoint, &model.region);
     let allowed = base.spec.adapter_policy.allowed_sources.iter();
-    let allowed = allowed.map(|source| (&source.prefix, &source.endpoint, &source.region));
-    let all = [model].into_iter().chain(allowed).zip(credentials(base)).enumerate();
-    all.map(|(index, ((prefix, endpoint, region), secret))| Source {
+    let allowed = allowed.map(|source| (&source.prefix, &source.access));
+    let all = [(&model.uri, &model.access)].into_iter().chain(allowed).enumerate();
+    all.map(|(index, (prefix, access))| Source {
         prefix: prefix.clone(),
-        endpoint: endpoint.clone(),
-        region: region.clone(),
-        credentials_dir: secret.map(|_| format!("{SOURCES_FOLDER}/{index}")),
+        endpoint: access.endpoint.clone(),
+        region: access.region.clone(),
+        credentials_dir: access.credentials_secret_ref.as_ref().map(|_| format!("{SOURCES_FOLDER}/{index}")),
     })
     .collect()
 }

@@ -1,7 +1,7 @@
 //! What is decided before any byte is read: name, base, allowed sources. Pure.
 
 use kube::ResourceExt;
-use lorafleet_artifact::{BaseShape, Claims, Digest, Policy, Reason, SourceUri};
+use lorafleet_artifact::{BaseShape, Claims, Digest, Policy, SourceUri};
 use lorafleet_crds::condition::Cause;
 use lorafleet_crds::names::RESOLVE_AT_ANNOTATION;
 use lorafleet_crds::{AdapterPolicy, AllowedSource, BaseModel, LoraAdapter, SourceFile};
@@ -26,9 +26,9 @@ pub struct Order {
     pub uri: SourceUri,
     pub door: Door,
     pub claims: Claims,
-    /// Nobody but the pin says which digest it must be: another one is `SourceChanged`, not `DigestMismatch`.
+    /// The digest was found there before: other content is `SourceChanged`.
     pub pinned: bool,
-    /// Files as they were pinned.
+    /// Files as they were when the digest of the status was found.
     pub pinned_files: Vec<SourceFile>,
     pub shape: BaseShape,
     pub policy: Policy,
@@ -87,15 +87,14 @@ pub fn gate(
     Ok(Gate { order: order(adapter, base, base_digest, shape, entry, &uri), uri })
 }
 
-/// Oldest object first, then by name; the base's own name comes before all.
+/// The base's own name comes before all, then who goes before whom among adapters.
 fn check_name(adapter: &LoraAdapter, base: &BaseModel, rivals: &[Rival]) -> Result<(), Barred> {
-    let (served, name) = (adapter.served_name(), adapter.name_any());
+    let (served, own) = (adapter.served_name(), Rival::of(adapter));
     if served == base.name_any() {
         return Err(Barred::new(Cause::NameConflict, format!("the served name '{served}' is the base's own")));
     }
-    let created = adapter.creation_timestamp().map_or(i64::MAX, |time| time.0.as_second());
-    let older = rivals.iter().filter(|rival| (rival.created_s, &rival.name) < (created, &name));
-    match older.min_by_key(|rival| (rival.created_s, &rival.name)) {
+    let before = rivals.iter().filter(|rival| rival.goes_before(&own));
+    match before.reduce(|first, rival| if rival.goes_before(first) { rival } else { first }) {
         None => Ok(()),
         Some(rival) => {
             let message = format!("the served name '{served}' belongs to the older LoraAdapter '{}'", rival.name);
@@ -113,7 +112,7 @@ pub fn allowing_entry<'a>(policy: &'a AdapterPolicy, uri: &SourceUri) -> Option<
     entries.get(index).map(|(_, entry)| *entry)
 }
 
-/// The digest that was pinned at first sight, if the pin still holds.
+/// The digest that was found at this source, if it is still the one to be found there.
 pub fn pin<'a>(adapter: &'a LoraAdapter, uri: &SourceUri) -> Option<(Digest, &'a [SourceFile])> {
     let status = adapter.status.as_ref()?;
     let pin = status.source.as_ref()?;
@@ -132,20 +131,19 @@ fn order(
     uri: &SourceUri,
 ) -> Order {
     let policy = artifact_policy(base, base_digest);
-    let namespace = base.namespace().unwrap_or_default();
-    let secret = entry.credentials_secret_ref.as_ref();
-    let door = Door::new(&namespace, &entry.prefix, entry.endpoint.as_ref(), entry.region.as_ref(), secret);
+    let door = Door::new(&base.namespace().unwrap_or_default(), &entry.prefix, &entry.access);
     let spec = &adapter.spec;
     let resolve_at = adapter.annotations().get(RESOLVE_AT_ANNOTATION);
-    let rests_on = (uri.to_string(), resolve_at, spec.digest, spec.base_model_digest, &door, &policy, &shape);
-    let fingerprint = short_hash(&rests_on);
+    let asked = (uri.to_string(), spec.source.follow, resolve_at, spec.digest, spec.base_model_digest);
+    let fingerprint = short_hash(&(asked, &door, &policy, &shape));
     let pin = pin(adapter, uri);
+    let pinned = pin.map(|(digest, _)| digest).filter(|_| !spec.source.follow);
     Order {
         fingerprint,
         uri: uri.clone(),
         door,
-        claims: Claims { digest: spec.digest.or(pin.map(|(digest, _)| digest)), base_digest: spec.base_model_digest },
-        pinned: spec.digest.is_none() && pin.is_some(),
+        claims: Claims { digest: spec.digest.or(pinned), base_digest: spec.base_model_digest },
+        pinned: pinned.is_some(),
         pinned_files: pin.map(|(_, files)| files.to_vec()).unwrap_or_default(),
         shape,
         policy,
@@ -177,9 +175,4 @@ fn artifact_policy(base: &BaseModel, base_digest: Digest) -> Policy {
         policy.max_adapter_bytes = *limit;
     }
     policy
-}
-
-/// The word for a digest that is not the expected one.
-pub fn mismatch_reason(order: &Order) -> Reason {
-    if order.pinned { Reason::SourceChanged } else { Reason::DigestMismatch }
 }

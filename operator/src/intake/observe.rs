@@ -21,12 +21,7 @@ pub fn observe(adapter: &LoraAdapter, context: &Context) -> Observed {
             && other.uid() != adapter.uid()
             && other.metadata.deletion_timestamp.is_none()
     });
-    let mut rivals: Vec<Rival> = same_name
-        .map(|other| Rival {
-            name: other.name_any(),
-            created_s: other.creation_timestamp().map_or(i64::MAX, |time| time.0.as_second()),
-        })
-        .collect();
+    let mut rivals: Vec<Rival> = same_name.map(|other| Rival::of(&other)).collect();
     rivals.sort_by(|a, b| a.name.cmp(&b.name));
     let mut pools: Vec<PoolSeen> = stores
         .pools_of(Some(&namespace), base_name)
@@ -48,6 +43,8 @@ pub fn observe(adapter: &LoraAdapter, context: &Context) -> Observed {
         Ok(gate) => context.intake_jobs.state(&uid, &gate.order.fingerprint),
         Err(_) => JobState::Idle,
     };
+    let judged = adapter.status.as_ref().and_then(|status| status.source_listing.as_ref());
+    let recheck = context.adapter_rechecks.of(&uid, judged);
     let now_s = Timestamp::now().as_second();
-    Observed { adapter: adapter.clone(), base, rivals, pools, job, source_caps, now_s }
+    Observed { adapter: adapter.clone(), base, rivals, pools, job, recheck, source_caps, now_s }
 }

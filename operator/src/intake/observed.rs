@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use kube::ResourceExt;
 use lorafleet_artifact::Digest;
 use lorafleet_crds::{BaseModel, LoraAdapter, PoolPlacement, SourceFile};
 use serde::{Deserialize, Serialize};
 
 use crate::job::JobState;
+use crate::recheck::Recheck;
 
 /// Everything that a plan rests on.
 #[derive(Clone, Debug, Deserialize)]
@@ -22,6 +24,9 @@ pub struct Observed {
     #[serde(default)]
     pub pools: Vec<PoolSeen>,
     pub job: JobState<Outcome>,
+    /// The look whether the source is still what was judged.
+    #[serde(default)]
+    pub recheck: Recheck,
     #[serde(default)]
     pub source_caps: Vec<String>,
     /// Seconds since 1970.
@@ -36,6 +41,26 @@ pub struct Rival {
     pub name: String,
     /// Seconds since 1970.
     pub created_s: i64,
+    /// A revision of it is served.
+    #[serde(default)]
+    pub served: bool,
+}
+
+impl Rival {
+    pub fn of(adapter: &LoraAdapter) -> Self {
+        Self {
+            name: adapter.name_any(),
+            created_s: adapter.creation_timestamp().map_or(i64::MAX, |time| time.0.as_second()),
+            served: adapter.status.as_ref().is_some_and(|status| status.current_revision.is_some()),
+        }
+    }
+
+    /// Whose the name is: the oldest object's. Creation times are whole seconds; of two in one second, that of the one
+    /// that is served. Gateways have the same rule.
+    pub fn goes_before(&self, other: &Self) -> bool {
+        let order = |rival: &Self| (rival.created_s, !rival.served);
+        order(self) < order(other) || order(self) == order(other) && self.name < other.name
+    }
 }
 
 /// One pool of the base.
@@ -63,6 +88,9 @@ pub enum Outcome {
         /// The files are those that were pinned before: what changed is the judgement, not the bytes.
         #[serde(default)]
         same_files: bool,
+        /// Names the files that were refused.
+        #[serde(default)]
+        listing: String,
     },
 }
 

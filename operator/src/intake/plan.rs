@@ -4,23 +4,29 @@ use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
-use lorafleet_artifact::Reason;
+use lorafleet_artifact::{Reason, Refusal};
 use lorafleet_crds::condition::{Cause, ConditionStatus, ConditionType, find};
 use lorafleet_crds::names::RESOLVE_AT_ANNOTATION;
-use lorafleet_crds::{LoraAdapter, LoraAdapterStatus, SourcePin};
+use lorafleet_crds::{LoraAdapter, LoraAdapterStatus, PoolPlacement, SourcePin};
 
 use super::gate::{Barred, Gate, Order, gate, pin};
 use super::observed::{Facts, Observed, Outcome};
 use super::rollout::{Rollout, rollout};
 use crate::conditions::Stated;
 use crate::job::{Fault, JobState, retry_in_ms};
+use crate::recheck::{Next, listing};
 use crate::settings::Limits;
 use crate::source::{cause, stalls};
+
+/// Placements that a status shows, of all pools together. With the longest names and errors they take half a megabyte.
+const PLACEMENTS_SHOWN_MAX: usize = 512;
 
 /// What is to be done, and what is to be said.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub read: Option<Order>,
+    /// The source is to be looked at: whether it still holds what was judged.
+    pub look: Option<Order>,
     /// Without conditions and generation. Absent if nothing is to be said yet.
     pub status: Option<LoraAdapterStatus>,
     pub stated: Vec<Stated>,
@@ -33,7 +39,7 @@ pub struct Plan {
 pub(super) enum Standing {
     Barred(Barred),
     Reading,
-    Fault { fault: Fault, again_in_ms: u64 },
+    Fault(Fault),
     Refused { reason: String, message: String, same_files: bool },
     Verified,
 }
@@ -41,32 +47,39 @@ pub(super) enum Standing {
 pub fn plan(observed: &Observed, limits: &Limits) -> Plan {
     let adapter = &observed.adapter;
     let gate = gate(adapter, observed.base.as_ref(), &observed.rivals, &observed.source_caps);
-    let (standing, read) = match &gate {
-        Err(barred) => (Standing::Barred(barred.clone()), None),
-        Ok(gate) => standing(adapter, gate, &observed.job, limits),
+    let Stand { standing, read, look, again_in_ms } = match &gate {
+        Err(barred) => Stand::at(Standing::Barred(barred.clone())),
+        Ok(gate) => stand(observed, gate, limits),
     };
     let mut status = facts(observed, &gate, &standing);
     let rollout = rollout(observed, &standing, status.digest);
-    let Rollout { current, current_uri, candidate, retiring, served, pools, stated } = rollout;
+    let Rollout { current, current_terms, candidate, retiring, served, pools, stated } = rollout;
     status.current_revision = current;
-    status.current_uri = current_uri;
+    (status.current_uri, status.current_base_digest) =
+        current_terms.map_or((None, None), |terms| (Some(terms.uri), terms.base_digest));
     status.candidate_revision = candidate;
     status.retiring = retiring;
     status.served = served;
-    status.pools = pools;
+    status.pools = shown(pools);
     status.served_name = Some(adapter.served_name().to_owned());
-    let retry_ms = match &standing {
-        Standing::Fault { again_in_ms, .. } if *again_in_ms > 0 => Some(*again_in_ms),
-        _ => None,
-    };
     let retired_ms = status.retiring.as_ref().map(|old| milliseconds_until(&old.until, observed.now_s));
-    let again_in_ms = [retry_ms, retired_ms].into_iter().flatten().min();
+    let again_in_ms = [again_in_ms, retired_ms].into_iter().flatten().min();
     // A new leader says nothing of pods before their pools have looked: what the last one said stands until then.
     let unseen = observed.pools.iter().any(|pool| pool.selects && !pool.looked);
     let said_before = adapter.status.as_ref().is_some_and(|status| !status.conditions.is_empty());
     let status = (!(unseen && said_before)).then_some(status);
     let stated = state(&standing, status.as_ref(), stated);
-    Plan { read, status, stated, again_in_ms }
+    Plan { read, look, status, stated, again_in_ms }
+}
+
+/// Pools as a status can hold them: an object has its limit of bytes.
+fn shown(mut pools: Vec<PoolPlacement>) -> Vec<PoolPlacement> {
+    let most = PLACEMENTS_SHOWN_MAX / pools.len().max(1);
+    for pool in pools.iter_mut().filter(|pool| pool.placements.len() > most) {
+        pool.placements.sort_by_key(|placement| placement.ready);
+        pool.placements.truncate(most);
+    }
+    pools
 }
 
 fn milliseconds_until(time: &Time, now_s: i64) -> u64 {
@@ -74,24 +87,60 @@ fn milliseconds_until(time: &Time, now_s: i64) -> u64 {
     u64::try_from(seconds).unwrap_or_default().saturating_mul(1000)
 }
 
-fn standing(adapter: &LoraAdapter, gate: &Gate, job: &JobState<Outcome>, limits: &Limits) -> (Standing, Option<Order>) {
-    if let Some(known) = remembered(adapter, gate) {
-        return (known, None);
+/// Where the spec's revision stands, and what is to be done about its source.
+struct Stand {
+    standing: Standing,
+    read: Option<Order>,
+    look: Option<Order>,
+    again_in_ms: Option<u64>,
+}
+
+impl Stand {
+    fn at(standing: Standing) -> Self {
+        Self { standing, read: None, look: None, again_in_ms: None }
     }
-    match job {
-        JobState::Idle => (Standing::Reading, Some(gate.order.clone())),
-        JobState::Running => (Standing::Reading, None),
+
+    fn reading(order: &Order) -> Self {
+        Self { read: Some(order.clone()), ..Self::at(Standing::Reading) }
+    }
+}
+
+fn stand(observed: &Observed, gate: &Gate, limits: &Limits) -> Stand {
+    let order = &gate.order;
+    if let Some(known) = remembered(&observed.adapter, gate) {
+        return match observed.recheck.next() {
+            Next::ReadAgain => Stand::reading(order),
+            Next::Look => Stand { look: Some(order.clone()), ..Stand::at(known) },
+            Next::Rest(again_in_ms) => Stand { again_in_ms, ..Stand::at(known) },
+        };
+    }
+    if let Some(refused) = outlawed(&observed.adapter, order) {
+        return Stand::at(refused);
+    }
+    match &observed.job {
+        JobState::Idle => Stand::reading(order),
+        JobState::Running => Stand::at(Standing::Reading),
         JobState::Failed { fault, attempts, age_ms } => {
-            let again_in_ms = retry_in_ms(fault, *attempts, *age_ms, limits);
-            let read = (again_in_ms == 0).then(|| gate.order.clone());
-            (Standing::Fault { fault: fault.clone(), again_in_ms }, read)
+            let standing = Standing::Fault(fault.clone());
+            match retry_in_ms(fault, *attempts, *age_ms, limits) {
+                0 => Stand { read: Some(order.clone()), ..Stand::at(standing) },
+                wait_ms => Stand { again_in_ms: Some(wait_ms), ..Stand::at(standing) },
+            }
         }
-        JobState::Done(Outcome::Verified(_)) => (Standing::Verified, None),
-        JobState::Done(Outcome::Refused { reason, message, same_files }) => {
+        JobState::Done(Outcome::Verified(_)) => Stand::at(Standing::Verified),
+        JobState::Done(Outcome::Refused { reason, message, same_files, .. }) => {
             let (reason, message) = (reason.clone(), message.clone());
-            (Standing::Refused { reason, message, same_files: *same_files }, None)
+            Stand::at(Standing::Refused { reason, message, same_files: *same_files })
         }
     }
+}
+
+/// What is known of the pinned content is enough to see that the policy forbids it by now, whether or not the source can
+/// be read.
+fn outlawed(adapter: &LoraAdapter, order: &Order) -> Option<Standing> {
+    let status = adapter.status.as_ref().filter(|_| order.pinned)?;
+    let Refusal { reason, message } = order.policy.check_ranks(&status.ranks).err()?;
+    Some(Standing::Refused { reason: reason.to_string(), message, same_files: true })
 }
 
 /// The judgement that the status already holds for the same inputs.
@@ -124,19 +173,25 @@ fn facts(observed: &Observed, gate: &Result<Gate, Barred>, standing: &Standing) 
     let pinned = pin(adapter, &gate.uri).is_some();
     let judged = matches!(standing, Standing::Verified | Standing::Refused { .. });
     let fingerprint = judged.then(|| gate.order.fingerprint.clone());
+    let known = old.verified_for.is_some() && old.verified_for == fingerprint;
     match &observed.job {
-        JobState::Done(Outcome::Verified(found))
-            if *standing == Standing::Verified && old.verified_for != fingerprint =>
-        {
-            LoraAdapterStatus { verified_for: fingerprint, ..verified(adapter, gate, found) }
+        JobState::Done(outcome) if judged && !known => {
+            let (found, source_listing) = match outcome {
+                Outcome::Verified(found) => (verified(adapter, gate, found), listing(&found.files)),
+                Outcome::Refused { listing, .. } => (keep_pin(old, pinned), listing.clone()),
+            };
+            LoraAdapterStatus { verified_for: fingerprint, source_listing: Some(source_listing), ..found }
         }
-        _ => LoraAdapterStatus { verified_for: fingerprint, ..keep_pin(old, pinned) },
+        _ => {
+            let source_listing = old.source_listing.clone().filter(|_| judged);
+            LoraAdapterStatus { verified_for: fingerprint, source_listing, ..keep_pin(old, pinned) }
+        }
     }
 }
 
 fn keep_pin(old: LoraAdapterStatus, pinned: bool) -> LoraAdapterStatus {
     if pinned {
-        LoraAdapterStatus { conditions: Vec::new(), verified_for: None, ..old }
+        LoraAdapterStatus { conditions: Vec::new(), verified_for: None, source_listing: None, ..old }
     } else {
         // The revision that is served was verified for this base, whatever the spec asks for by now.
         LoraAdapterStatus { verified_base: old.verified_base, ..LoraAdapterStatus::default() }
@@ -177,7 +232,7 @@ fn state(standing: &Standing, status: Option<&LoraAdapterStatus>, mut later: Vec
             let reading = Stated::new(Resolved, Unknown, Cause::InProgress, "reading the source");
             vec![done(SourceAllowed), reading, Stated::new(Verified, Unknown, Cause::InProgress, "reading the source")]
         }
-        Standing::Fault { fault, .. } => {
+        Standing::Fault(fault) => {
             let failed = Stated::new(Resolved, False, cause(fault.kind), fault.message.clone());
             vec![done(SourceAllowed), failed, waiting(Verified)]
         }
@@ -209,9 +264,7 @@ impl Standing {
             Self::Verified => None,
             Self::Barred(barred) => Some((barred.cause.to_string(), barred.message.clone(), !barred.waiting)),
             Self::Reading => Some((Cause::InProgress.to_string(), "reading the source".to_owned(), false)),
-            Self::Fault { fault, .. } => {
-                Some((cause(fault.kind).to_string(), fault.message.clone(), stalls(fault.kind)))
-            }
+            Self::Fault(fault) => Some((cause(fault.kind).to_string(), fault.message.clone(), stalls(fault.kind))),
             Self::Refused { reason, message, .. } => Some((reason.clone(), message.clone(), true)),
         }
     }
@@ -220,7 +273,7 @@ impl Standing {
     /// being read again.
     pub(super) fn leaves_pinned(&self) -> bool {
         match self {
-            Self::Reading | Self::Fault { .. } => true,
+            Self::Reading | Self::Fault(_) => true,
             Self::Refused { reason, .. } => reason == Reason::SourceChanged.as_str(),
             Self::Barred(_) | Self::Verified => false,
         }
@@ -232,6 +285,9 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(order) = &self.read {
             writeln!(f, "read {} through {}", order.uri, order.door.prefix)?;
+        }
+        if let Some(order) = &self.look {
+            writeln!(f, "look at {}", order.uri)?;
         }
         if let Some(wait_ms) = self.again_in_ms {
             writeln!(f, "again in {wait_ms} ms")?;

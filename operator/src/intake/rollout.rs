@@ -2,7 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use lorafleet_artifact::{Digest, SourceUri};
+use lorafleet_artifact::Digest;
 use lorafleet_crds::condition::{Cause, ConditionStatus, ConditionType};
 use lorafleet_crds::{LoraAdapter, LoraAdapterStatus, PlacementStatus, PoolPlacement, RetiringRevision};
 
@@ -22,12 +22,30 @@ const RETIRING_S: i64 = 15;
 #[derive(Clone, Debug)]
 pub(super) struct Rollout {
     pub(super) current: Option<Digest>,
-    pub(super) current_uri: Option<String>,
+    pub(super) current_terms: Option<Terms>,
     pub(super) candidate: Option<Digest>,
     pub(super) retiring: Option<RetiringRevision>,
     pub(super) served: Option<String>,
     pub(super) pools: Vec<PoolPlacement>,
     pub(super) stated: Vec<Stated>,
+}
+
+/// How a revision is to be had, and what its owner said of it when it was verified.
+#[derive(Clone, Debug)]
+pub(super) struct Terms {
+    pub(super) uri: String,
+    pub(super) base_digest: Option<Digest>,
+}
+
+impl Terms {
+    fn of_spec(adapter: &LoraAdapter) -> Self {
+        let spec = &adapter.spec;
+        Self { uri: spec.source.uri.trim_end_matches('/').to_owned(), base_digest: spec.base_model_digest }
+    }
+
+    fn of_current(status: &LoraAdapterStatus) -> Option<Self> {
+        Some(Self { uri: status.current_uri.clone()?, base_digest: status.current_base_digest })
+    }
 }
 
 pub(super) fn rollout(observed: &Observed, standing: &Standing, digest: Option<Digest>) -> Rollout {
@@ -41,17 +59,17 @@ pub(super) fn rollout(observed: &Observed, standing: &Standing, digest: Option<D
     // What is served goes on being served when its source changed or is read again; what is not, does not begin to be.
     let outlives = !other_base && standing.leaves_pinned() && stays.is_some() && stays == digest;
     let desired = digest.filter(|_| *standing == Standing::Verified || outlives);
-    let obstacle = standing.obstacle().filter(|_| !outlives);
+    let (obstacle, aside) = if outlives { (None, standing.obstacle()) } else { (standing.obstacle(), None) };
     let promoted = desired.filter(|desired| stays != Some(*desired) && held_everywhere(&pools, desired));
     let current = promoted.or(stays);
     let retiring = retiring(observed, &status, promoted, current.is_some());
-    let spec_uri = observed.adapter.spec.source.uri.trim_end_matches('/').to_owned();
-    let current_uri = if promoted.is_some() || current == desired { Some(spec_uri) } else { status.current_uri };
+    let of_spec = promoted.is_some() || current == desired;
+    let terms = if of_spec { Some(Terms::of_spec(&observed.adapter)) } else { Terms::of_current(&status) };
     Rollout {
         retiring,
-        stated: state(observed, obstacle.as_ref(), desired, current, &pools),
+        stated: state(observed, obstacle.as_ref(), aside.as_ref(), desired, current, &pools),
         served: served(&pools, current.or(desired)),
-        current_uri: current_uri.filter(|_| current.is_some()),
+        current_terms: terms.filter(|_| current.is_some()),
         candidate: desired.filter(|desired| current != Some(*desired)),
         current,
         pools,
@@ -67,9 +85,9 @@ fn retiring(
 ) -> Option<RetiringRevision> {
     // What was withdrawn goes at once.
     let before = status.current_revision.filter(|_| served);
-    if let (Some(_), Some(digest), Some(uri)) = (promoted, before, &status.current_uri) {
+    if let (Some(_), Some(digest), Some(Terms { uri, base_digest })) = (promoted, before, Terms::of_current(status)) {
         let until = Timestamp::from_second(observed.now_s.saturating_add(RETIRING_S)).ok()?;
-        return Some(RetiringRevision { digest, uri: uri.clone(), until: Time(until) });
+        return Some(RetiringRevision { digest, uri, base_digest, until: Time(until) });
     }
     status.retiring.clone().filter(|old| served && old.until.0.as_second() > observed.now_s)
 }
@@ -88,21 +106,20 @@ fn pools(observed: &Observed) -> Vec<PoolPlacement> {
 fn withdrawn(observed: &Observed, standing: &Standing) -> bool {
     match standing {
         Standing::Barred(barred) if barred.cause == Cause::NameConflict => true,
-        // A new source that is forbidden does not take away the old one, a policy that forbids the old one does.
-        Standing::Barred(barred) if barred.cause == Cause::SourceForbidden => !current_allowed(observed),
         // The same bytes are judged otherwise: the policy or the base changed.
-        Standing::Refused { same_files, .. } => *same_files,
-        _ => false,
+        Standing::Refused { same_files: true, .. } => true,
+        // A new source that is forbidden does not take away the old one, a policy that forbids the old one does.
+        _ => current_forbidden(observed),
     }
 }
 
-fn current_allowed(observed: &Observed) -> bool {
-    let uri = |adapter: &LoraAdapter| adapter.status.as_ref()?.current_uri.as_ref()?.parse::<SourceUri>().ok();
-    let policy = observed.base.as_ref().map(|base| &base.spec.adapter_policy);
-    uri(&observed.adapter).zip(policy).is_some_and(|(uri, policy)| {
-        let in_caps = readable(&uri.to_string(), &observed.source_caps).is_ok();
-        in_caps && allowing_entry(policy, &uri).is_some()
-    })
+/// The base's policy or the cluster's caps no longer allow the place where the current revision lies.
+fn current_forbidden(observed: &Observed) -> bool {
+    let status = observed.adapter.status.as_ref();
+    let (Some(base), Some(uri)) = (&observed.base, status.and_then(|status| status.current_uri.as_ref())) else {
+        return false;
+    };
+    readable(uri, &observed.source_caps).map_or(true, |uri| allowing_entry(&base.spec.adapter_policy, &uri).is_none())
 }
 
 /// Every pool that has pods holds it on each pod that takes traffic, and there is one.
@@ -128,6 +145,7 @@ type Obstacle = (String, String, bool);
 fn state(
     observed: &Observed,
     obstacle: Option<&Obstacle>,
+    aside: Option<&Obstacle>,
     desired: Option<Digest>,
     current: Option<Digest>,
     pools: &[PoolPlacement],
@@ -137,7 +155,11 @@ fn state(
     let placed = placed(observed, obstacle.is_some(), pools);
     let rolled_out = rolled_out(&placed, desired, current, pools);
     let available = available(current, pools);
-    let (ready, stalled) = ready(obstacle, &placed, &rolled_out, desired, pools);
+    let (mut ready, stalled) = ready(obstacle, &placed, &rolled_out, desired, pools);
+    // What is wrong with the source is worth a word to those who look at one line only.
+    if let Some((reason, message, _)) = aside.filter(|(reason, ..)| *reason != Cause::InProgress.to_string()) {
+        ready.message = format!("{}; its source: {reason}: {message}", ready.message);
+    }
     let flag = |type_, on: bool| {
         Stated::new(
             type_,

@@ -6,21 +6,24 @@ use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use lorafleet_artifact::{CONFIG_FILE, Reason, WEIGHTS_FILE};
 use lorafleet_crds::{LoraAdapter, SourceFile};
-use lorafleet_source::{Progress, ReadAdapter, Sources, read_adapter};
+use lorafleet_source::{Listing, Progress, ReadAdapter, read_adapter};
 
-use super::gate::{Order, mismatch_reason};
+use super::gate::Order;
 use super::observed::{Facts, Outcome};
 use crate::context::Context;
 use crate::job::Fault;
-use crate::source::{ReadEnd, open, source_file, too_slow};
+use crate::recheck::listing;
+use crate::source::{ReadEnd, looked, open, source_file};
 
 /// Starts the read; the controller is called again when it ends.
 pub(super) fn start(adapter: &Arc<LoraAdapter>, order: Order, context: &Arc<Context>) {
-    let reference = ObjectRef::from_obj(adapter.as_ref());
-    let (uid, fingerprint) = (adapter.uid().unwrap_or_default(), order.fingerprint.clone());
-    let (shared, bells) = (context.clone(), context.bells.clone());
-    let work = async move {
-        let ended = read(&order, &shared).await;
+    let (namespace, uid) = (adapter.namespace().unwrap_or_default(), adapter.uid().unwrap_or_default());
+    let fingerprint = order.fingerprint.clone();
+    let progress = Arc::new(Progress::default());
+    let (shared, counted) = (context.clone(), progress.clone());
+    context.adapter_rechecks.forget(&uid);
+    context.intake_jobs.start(&namespace, &uid, &fingerprint, progress, ring(adapter, context), async move {
+        let ended = read(&order, &counted, &shared).await;
         let word = match &ended {
             Ok(Outcome::Verified(_)) => "verified",
             Ok(Outcome::Refused { reason, .. }) => reason,
@@ -28,45 +31,59 @@ pub(super) fn start(adapter: &Arc<LoraAdapter>, order: Order, context: &Arc<Cont
         };
         shared.metrics.reads.with_label_values(&["intake", word]).inc();
         ended
-    };
-    context.intake_jobs.start(&adapter.namespace().unwrap_or_default(), &uid, &fingerprint, work, move || {
-        bells.ring_intake(reference)
     });
 }
 
-async fn read(order: &Order, context: &Context) -> Result<Outcome, Fault> {
+/// Starts a look at a source that was judged before: one listing.
+pub(super) fn look(adapter: &Arc<LoraAdapter>, order: Order, context: &Arc<Context>) {
+    let (namespace, uid) = (adapter.namespace().unwrap_or_default(), adapter.uid().unwrap_or_default());
+    let judged = adapter.status.as_ref().and_then(|status| status.source_listing.clone());
+    let shared = context.clone();
+    context.adapter_rechecks.look(&namespace, &uid, judged, ring(adapter, context), async move {
+        let listing = shared.open_doors.list(&order.door, &order.uri, &shared).await;
+        let word = if listing.is_ok() { "ok" } else { "error" };
+        shared.metrics.looks.with_label_values(&["intake", word]).inc();
+        looked(listing.map(|listing| files(&listing)))
+    });
+}
+
+fn ring(adapter: &Arc<LoraAdapter>, context: &Context) -> impl FnOnce() + Send + 'static {
+    let (reference, bells) = (ObjectRef::from_obj(adapter.as_ref()), context.bells.clone());
+    move || bells.ring_intake(reference)
+}
+
+async fn read(order: &Order, progress: &Progress, context: &Context) -> Result<Outcome, Fault> {
     let sources = open(&order.door, context).await?;
-    let files = match files(&sources, order).await {
-        Ok(files) => files,
-        Err(end) => return ended(end, false),
+    let listed = match sources.list(&order.uri).await {
+        Ok(listing) => files(&listing),
+        Err(error) => return ended(error.into(), order, &[]),
     };
-    let same_files = !order.pinned_files.is_empty() && files == order.pinned_files;
-    let progress = Progress::default();
-    let limit = context.limits.read_timeout_of(files.iter().map(|file| file.size_bytes).sum());
-    let read = read_adapter(&sources, &order.uri, order.claims, &order.shape, &order.policy, false, &progress);
-    let Ok(read) = tokio::time::timeout(limit, read).await else { return Err(too_slow(limit)) };
+    let read = read_adapter(&sources, &order.uri, order.claims, &order.shape, &order.policy, false, progress).await;
     match read {
-        Ok(read) => Ok(Outcome::Verified(Box::new(facts(&read, files)))),
-        Err(error) => match ReadEnd::from(error) {
-            ReadEnd::Refused { reason, message } if reason == Reason::DigestMismatch.as_str() => {
-                ended(ReadEnd::Refused { reason: mismatch_reason(order).to_string(), message }, same_files)
-            }
-            end => ended(end, same_files),
-        },
+        Ok(read) => Ok(Outcome::Verified(Box::new(facts(&read, listed)))),
+        Err(error) => ended(error.into(), order, &listed),
     }
 }
 
-fn ended(end: ReadEnd, same_files: bool) -> Result<Outcome, Fault> {
-    match end {
-        ReadEnd::Fault(fault) => Err(fault),
-        ReadEnd::Refused { reason, message } => Ok(Outcome::Refused { reason, message, same_files }),
-    }
+/// Other files than those whose digest is pinned are changed ones, whatever else is wrong with them.
+pub(crate) fn ended(end: ReadEnd, order: &Order, files: &[SourceFile]) -> Result<Outcome, Fault> {
+    let (reason, message) = match end {
+        ReadEnd::Fault(fault) => return Err(fault),
+        ReadEnd::Refused { reason, message } => (reason, message),
+    };
+    let same_files = !order.pinned_files.is_empty() && files == order.pinned_files;
+    let (mismatch, changed) = (Reason::DigestMismatch.as_str(), Reason::SourceChanged.as_str());
+    let (reason, message) = match order.pinned && !same_files {
+        true if reason == mismatch => (changed.to_owned(), message),
+        true => (changed.to_owned(), format!("other files than before, and they are refused: {reason}: {message}")),
+        false => (reason, message),
+    };
+    Ok(Outcome::Refused { reason, message, same_files, listing: listing(files) })
 }
 
 /// The adapter's files as the store names their versions. The read itself holds the store to what it lists.
-async fn files(sources: &Sources, order: &Order) -> Result<Vec<SourceFile>, ReadEnd> {
-    let listing = sources.list(&order.uri).await?;
-    Ok([CONFIG_FILE, WEIGHTS_FILE].iter().filter_map(|name| listing.file(name)).map(source_file).collect())
+fn files(listing: &Listing) -> Vec<SourceFile> {
+    [CONFIG_FILE, WEIGHTS_FILE].iter().filter_map(|name| listing.file(name)).map(source_file).collect()
 }
 
 fn facts(read: &ReadAdapter, files: Vec<SourceFile>) -> Facts {

@@ -13,6 +13,7 @@ use serde::Deserialize;
 use crate::conditions::Stated;
 use crate::hash::short_hash;
 use crate::job::{Fault, JobState, retry_in_ms};
+use crate::recheck::{Next, Recheck, listing};
 use crate::settings::Limits;
 use crate::source::{Closed, Door, cause, readable, stalls};
 
@@ -22,6 +23,9 @@ use crate::source::{Closed, Door, cause, readable, stalls};
 pub struct Observed {
     pub base: BaseModel,
     pub job: JobState<Outcome>,
+    /// The look whether the source is still what was judged.
+    #[serde(default)]
+    pub recheck: Recheck,
     #[serde(default)]
     pub source_caps: Vec<String>,
 }
@@ -31,7 +35,13 @@ pub struct Observed {
 #[serde(rename_all = "camelCase")]
 pub enum Outcome {
     Read(Box<Facts>),
-    Refused { reason: String, message: String },
+    Refused {
+        reason: String,
+        message: String,
+        /// Names the files that were refused.
+        #[serde(default)]
+        listing: String,
+    },
 }
 
 /// What a read found.
@@ -58,6 +68,8 @@ pub struct Order {
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub read: Option<Order>,
+    /// The source is to be looked at: whether it still holds what was judged.
+    pub look: Option<Order>,
     /// Without conditions and generation.
     pub status: BaseModelStatus,
     pub stated: Vec<Stated>,
@@ -79,7 +91,7 @@ fn resolve_at(base: &BaseModel) -> Option<&String> {
 enum Standing {
     Closed(Closed),
     Reading,
-    Fault { fault: Fault, again_in_ms: u64 },
+    Fault(Fault),
     Refused { reason: String, message: String },
     Known,
 }
@@ -89,23 +101,39 @@ pub fn plan(observed: &Observed, limits: &Limits) -> Plan {
     // What was found before stays true of what is served until something else is found.
     let mut status = BaseModelStatus { conditions: Vec::new(), ..base.status.clone().unwrap_or_default() };
     let fingerprint = fingerprint(base);
-    let mut read = None;
+    let (mut read, mut look, mut again_in_ms) = (None, None, None);
     let uri = readable(&base.spec.source.uri, &observed.source_caps);
     let standing = match (uri, &observed.job) {
         (Err(closed), _) => Standing::Closed(closed),
-        (Ok(_), _) if status.resolved_for.as_ref() == Some(&fingerprint) => remembered(base),
+        (Ok(uri), _) if status.resolved_for.as_ref() == Some(&fingerprint) => match observed.recheck.next() {
+            Next::ReadAgain => {
+                read = Some(order(base, uri, fingerprint));
+                Standing::Reading
+            }
+            Next::Look => {
+                look = Some(order(base, uri, fingerprint));
+                remembered(base)
+            }
+            Next::Rest(due_in_ms) => {
+                again_in_ms = due_in_ms;
+                remembered(base)
+            }
+        },
         (Ok(uri), JobState::Idle) => {
             read = Some(order(base, uri, fingerprint));
             Standing::Reading
         }
         (Ok(_), JobState::Running) => Standing::Reading,
         (Ok(uri), JobState::Failed { fault, attempts, age_ms }) => {
-            let again_in_ms = retry_in_ms(fault, *attempts, *age_ms, limits);
-            read = (again_in_ms == 0).then(|| order(base, uri, fingerprint));
-            Standing::Fault { fault: fault.clone(), again_in_ms }
+            match retry_in_ms(fault, *attempts, *age_ms, limits) {
+                0 => read = Some(order(base, uri, fingerprint)),
+                wait_ms => again_in_ms = Some(wait_ms),
+            }
+            Standing::Fault(fault.clone())
         }
-        (Ok(_), JobState::Done(Outcome::Refused { reason, message })) => {
+        (Ok(_), JobState::Done(Outcome::Refused { reason, message, listing })) => {
             status.resolved_for = Some(fingerprint);
+            status.source_listing = Some(listing.clone());
             Standing::Refused { reason: reason.clone(), message: message.clone() }
         }
         (Ok(uri), JobState::Done(Outcome::Read(facts))) => {
@@ -115,13 +143,9 @@ pub fn plan(observed: &Observed, limits: &Limits) -> Plan {
     };
     if !matches!(standing, Standing::Known | Standing::Refused { .. }) {
         // Only a final judgement is remembered with its conditions.
-        status.resolved_for = None;
+        (status.resolved_for, status.source_listing) = (None, None);
     }
-    let again_in_ms = match &standing {
-        Standing::Fault { again_in_ms, .. } if *again_in_ms > 0 => Some(*again_in_ms),
-        _ => None,
-    };
-    Plan { read, stated: stated(&standing, &status), status, again_in_ms }
+    Plan { read, look, stated: stated(&standing, &status), status, again_in_ms }
 }
 
 /// The judgement that the status already holds.
@@ -137,8 +161,6 @@ fn remembered(base: &BaseModel) -> Standing {
 
 fn order(base: &BaseModel, uri: SourceUri, fingerprint: String) -> Order {
     let source = &base.spec.source;
-    let namespace = base.namespace().unwrap_or_default();
-    let secret = source.credentials_secret_ref.as_ref();
     let pinned = base.status.as_ref().and_then(|status| {
         let pin = status.source.as_ref()?;
         (pin.uri == uri.to_string() && pin.resolve_at.as_ref() == resolve_at(base)).then_some(status.digest?)
@@ -146,7 +168,7 @@ fn order(base: &BaseModel, uri: SourceUri, fingerprint: String) -> Order {
     let claimed = base.spec.digest.map(|digest| (digest, Reason::DigestMismatch));
     Order {
         fingerprint,
-        door: Door::new(&namespace, &uri.to_string(), source.endpoint.as_ref(), source.region.as_ref(), secret),
+        door: Door::new(&base.namespace().unwrap_or_default(), &uri.to_string(), &source.access),
         uri,
         format: base.spec.format,
         expected: claimed.or(pinned.map(|digest| (digest, Reason::SourceChanged))),
@@ -159,6 +181,7 @@ fn known(base: &BaseModel, uri: &SourceUri, facts: &Facts, fingerprint: String) 
         digest: Some(*digest),
         source: Some(SourcePin { uri: uri.to_string(), resolve_at: resolve_at(base).cloned(), files: files.clone() }),
         resolved_for: Some(fingerprint),
+        source_listing: Some(listing(files)),
         size_bytes: Some(*size_bytes),
         kv_bytes_per_token: Some(shape.kv_bytes_per_token(HALF_BYTES)),
         adapter_bytes_per_rank: Some(shape.adapter_bytes_per_rank(HALF_BYTES)),
@@ -172,7 +195,7 @@ fn stated(standing: &Standing, status: &BaseModelStatus) -> Vec<Stated> {
         Standing::Known => (True, Cause::Succeeded.to_string(), status.digest.map(|digest| digest.to_string()), false),
         Standing::Reading => (Unknown, Cause::InProgress.to_string(), Some("reading the source".to_owned()), false),
         Standing::Closed(closed) => (False, closed.cause.to_string(), Some(closed.message.clone()), true),
-        Standing::Fault { fault, .. } => {
+        Standing::Fault(fault) => {
             (False, cause(fault.kind).to_string(), Some(fault.message.clone()), stalls(fault.kind))
         }
         Standing::Refused { reason, message } => (False, reason.clone(), Some(message.clone()), true),
@@ -196,6 +219,9 @@ impl fmt::Display for Plan {
         if let Some(order) = &self.read {
             let expected = order.expected.map(|(digest, otherwise)| format!(", {} or {otherwise}", digest.short()));
             writeln!(f, "read {}{}", order.uri, expected.unwrap_or_default())?;
+        }
+        if let Some(order) = &self.look {
+            writeln!(f, "look at {}", order.uri)?;
         }
         if let Some(wait_ms) = self.again_in_ms {
             writeln!(f, "again in {wait_ms} ms")?;

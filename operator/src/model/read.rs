@@ -4,22 +4,25 @@ use std::sync::Arc;
 
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
-use lorafleet_artifact::BaseFormat;
-use lorafleet_crds::{BaseModel, WeightFormat};
-use lorafleet_source::{Progress, ReadBase, read_base};
+use lorafleet_artifact::{BaseFormat, base_files};
+use lorafleet_crds::{BaseModel, SourceFile, WeightFormat};
+use lorafleet_source::{Listing, Progress, ReadBase, read_base};
 
 use super::plan::{Facts, Order, Outcome};
 use crate::context::Context;
 use crate::job::{Fault, FaultKind};
-use crate::source::{ReadEnd, open, source_file, too_slow};
+use crate::recheck::listing;
+use crate::source::{ReadEnd, looked, open, source_file};
 
 /// Starts the read; the controller is called again when it ends.
 pub(super) fn start(base: &Arc<BaseModel>, order: Order, context: &Arc<Context>) {
-    let reference = ObjectRef::from_obj(base.as_ref());
-    let (uid, fingerprint) = (base.uid().unwrap_or_default(), order.fingerprint.clone());
-    let (shared, bells) = (context.clone(), context.bells.clone());
-    let work = async move {
-        let ended = read(&order, &shared).await;
+    let (namespace, uid) = (base.namespace().unwrap_or_default(), base.uid().unwrap_or_default());
+    let fingerprint = order.fingerprint.clone();
+    let progress = Arc::new(Progress::default());
+    let (shared, counted) = (context.clone(), progress.clone());
+    context.model_rechecks.forget(&uid);
+    context.model_jobs.start(&namespace, &uid, &fingerprint, progress, ring(base, context), async move {
+        let ended = read(&order, &counted, &shared).await;
         let word = match &ended {
             Ok(Outcome::Read(_)) => "verified",
             Ok(Outcome::Refused { reason, .. }) => reason,
@@ -27,36 +30,55 @@ pub(super) fn start(base: &Arc<BaseModel>, order: Order, context: &Arc<Context>)
         };
         shared.metrics.reads.with_label_values(&["model", word]).inc();
         ended
-    };
-    context
-        .model_jobs
-        .start(&base.namespace().unwrap_or_default(), &uid, &fingerprint, work, move || bells.ring_model(reference));
+    });
 }
 
-async fn read(order: &Order, context: &Context) -> Result<Outcome, Fault> {
+/// Starts a look at a source that was judged before: one listing.
+pub(super) fn look(base: &Arc<BaseModel>, order: Order, context: &Arc<Context>) {
+    let (namespace, uid) = (base.namespace().unwrap_or_default(), base.uid().unwrap_or_default());
+    let judged = base.status.as_ref().and_then(|status| status.source_listing.clone());
+    let shared = context.clone();
+    context.model_rechecks.look(&namespace, &uid, judged, ring(base, context), async move {
+        let listing = shared.open_doors.list(&order.door, &order.uri, &shared).await;
+        let word = if listing.is_ok() { "ok" } else { "error" };
+        shared.metrics.looks.with_label_values(&["model", word]).inc();
+        looked(listing.map(|listing| files(&listing)))
+    });
+}
+
+fn ring(base: &Arc<BaseModel>, context: &Context) -> impl FnOnce() + Send + 'static {
+    let (reference, bells) = (ObjectRef::from_obj(base.as_ref()), context.bells.clone());
+    move || bells.ring_model(reference)
+}
+
+/// The files that are the base, of those that lie there.
+fn files(listing: &Listing) -> Vec<SourceFile> {
+    // A folder that holds no base has no files of one: whoever reads it is refused with the reason.
+    let chosen = base_files(listing.names()).map(|(_, chosen)| chosen).unwrap_or_default();
+    listing.files.iter().filter(|file| chosen.contains(&file.name)).map(source_file).collect()
+}
+
+async fn read(order: &Order, progress: &Progress, context: &Context) -> Result<Outcome, Fault> {
     let sources = open(&order.door, context).await?;
-    let bytes: u64 = match sources.list(&order.uri).await {
-        Ok(listing) => listing.files.iter().map(|file| file.bytes).sum(),
-        // The read says what is wrong.
-        Err(_) => 0,
+    let listed = match sources.list(&order.uri).await {
+        Ok(listing) => files(&listing),
+        Err(error) => return ended(error.into(), &[]),
     };
-    let limit = context.limits.read_timeout_of(bytes);
-    let progress = Progress::default();
-    let read = tokio::time::timeout(limit, read_base(&sources, &order.uri, true, &progress)).await;
-    let found = match read.map_err(|_| too_slow(limit))? {
-        Ok(found) => found,
-        Err(error) => {
-            return match ReadEnd::from(error) {
-                ReadEnd::Fault(fault) => Err(fault),
-                ReadEnd::Refused { reason, message } => Ok(Outcome::Refused { reason, message }),
-            };
-        }
-    };
-    judge(order, found)
+    match read_base(&sources, &order.uri, true, progress).await {
+        Ok(found) => judge(order, found, &listed),
+        Err(error) => ended(error.into(), &listed),
+    }
 }
 
-fn judge(order: &Order, found: ReadBase) -> Result<Outcome, Fault> {
-    let refused = |reason: &str, message: String| Ok(Outcome::Refused { reason: reason.to_owned(), message });
+fn ended(end: ReadEnd, files: &[SourceFile]) -> Result<Outcome, Fault> {
+    match end {
+        ReadEnd::Fault(fault) => Err(fault),
+        ReadEnd::Refused { reason, message } => Ok(Outcome::Refused { reason, message, listing: listing(files) }),
+    }
+}
+
+fn judge(order: &Order, found: ReadBase, files: &[SourceFile]) -> Result<Outcome, Fault> {
+    let refused = |reason: &str, message: String| ended(ReadEnd::Refused { reason: reason.to_owned(), message }, files);
     let (word, fits) = match found.format {
         BaseFormat::Gguf => ("gguf", order.format != WeightFormat::Safetensors),
         BaseFormat::Safetensors => ("safetensors", order.format != WeightFormat::Gguf),

@@ -1,7 +1,7 @@
 //! The one door to engine pods: what do you hold, and hold this.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use lorafleet_crds::wire::{ErrorEnvelope, Placement, Report};
@@ -20,6 +20,9 @@ pub struct Engines {
 
 /// How long a report stands in for one that a busy pod did not give in time.
 const REPORT_STANDS: Duration = Duration::from_secs(15);
+
+/// Longest name of holdings that is sent back to a pod.
+const TAG_BYTES_MAX: usize = 128;
 
 /// Why a pod could not be asked or told.
 #[derive(Debug, thiserror::Error)]
@@ -56,26 +59,30 @@ impl Engines {
     /// `GET /v1/lora_adapters` of the pod with this uid. A pod that is too busy to answer in time has not forgotten what
     /// it holds: its last report stands a little longer. One that refuses the connection has ended.
     pub async fn report(&self, uid: &str, address: &str, key: &str) -> Result<Report, EngineError> {
-        let request = self.http.get(self.url(address, "/v1/lora_adapters")).bearer_auth(key);
-        let answer = self.answer(request).await;
-        let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
-        match answer {
-            Ok(body) => {
-                let report: Report =
-                    serde_json::from_slice(&body).map_err(|error| EngineError::Malformed(error.to_string()))?;
+        let known = self.reports().get(uid).filter(|(at, _)| at.elapsed() < REPORT_STANDS).cloned();
+        let known = known.map(|(_, report)| report);
+        // What is no plain word is not sent back.
+        let plain = |tag: &&str| tag.len() <= TAG_BYTES_MAX && tag.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        let tag = known.as_ref().map(|report| report.holdings.as_str()).filter(plain).unwrap_or_default();
+        let url = self.url(address, &format!("/v1/lora_adapters?known={tag}"));
+        let answer = self.answer(self.http.get(url).bearer_auth(key)).await;
+        match (answer.and_then(|body| completed(&body, known.as_ref())), known) {
+            (Ok(report), _) => {
+                let mut reports = self.reports();
                 reports.retain(|_, (at, _)| at.elapsed() < REPORT_STANDS);
                 reports.insert(uid.to_owned(), (Instant::now(), report.clone()));
                 Ok(report)
             }
-            Err(error @ EngineError::Timeout(_)) => match reports.get(uid) {
-                Some((at, report)) if at.elapsed() < REPORT_STANDS => Ok(report.clone()),
-                _ => Err(error),
-            },
-            Err(error) => {
-                reports.remove(uid);
+            (Err(EngineError::Timeout(_)), Some(known)) => Ok(known),
+            (Err(error), _) => {
+                self.reports().remove(uid);
                 Err(error)
             }
         }
+    }
+
+    fn reports(&self) -> MutexGuard<'_, HashMap<String, (Instant, Report)>> {
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// `PUT /v1/placement`.
@@ -112,6 +119,19 @@ impl Engines {
         };
         Err(EngineError::Refused { status: status.as_u16(), code, message })
     }
+}
+
+/// A report with what it leaves out because it is known.
+fn completed(body: &[u8], known: Option<&Report>) -> Result<Report, EngineError> {
+    let report: Report = serde_json::from_slice(body).map_err(|error| EngineError::Malformed(error.to_string()))?;
+    if !report.unchanged {
+        return Ok(report);
+    }
+    let known = known.filter(|known| known.holdings == report.holdings);
+    let Report { adapters, aliases, .. } = known
+        .ok_or_else(|| EngineError::Malformed("it leaves out holdings that are not known here".to_owned()))?
+        .clone();
+    Ok(Report { adapters, aliases, unchanged: false, ..report })
 }
 
 fn lost(error: reqwest::Error) -> EngineError {

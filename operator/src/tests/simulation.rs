@@ -2,7 +2,7 @@
 //! writes. Afterwards it must converge, and then write nothing.
 
 use lorafleet_artifact::Digest;
-use lorafleet_crds::condition::{ConditionType, is_true};
+use lorafleet_crds::condition::{ConditionType, find, is_true};
 use proptest::prelude::*;
 
 use super::world::{Content, Event, World, event};
@@ -15,21 +15,40 @@ impl World {
         for _ in 0..30 {
             self.now_s += 10;
             self.pool_pass(None);
+            // The Deployment replaces pods of an older template.
+            let older = |world: &Self, index: &usize| world.pods[*index].base != world.base_digest();
+            if let Some(index) = (0..self.pods.len()).find(|index| older(self, index)) {
+                self.restart(index);
+            }
             (0..self.pods.len()).for_each(|index| self.arrives(index, usize::MAX));
-            for name in self.adapters.keys().cloned().collect::<Vec<_>>() {
-                self.intake(&name);
+            for name in self.names() {
+                self.intake(&name, false);
                 self.job_ends(&name);
+                self.look_ends(&name);
             }
         }
     }
 
+    /// Every source is looked at once.
+    fn look(&mut self) {
+        for name in self.names() {
+            self.intake(&name, true);
+            self.look_ends(&name);
+        }
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.adapters.keys().cloned().collect()
+    }
+
     fn check_settled(&mut self) {
-        let before = self.writes;
-        for name in self.adapters.keys().cloned().collect::<Vec<_>>() {
-            self.intake(&name);
+        let before = (self.writes, self.reads_planned);
+        self.look();
+        for name in self.names() {
+            self.intake(&name, false);
         }
         self.pool_pass(None);
-        assert_eq!(self.writes, before, "a steady state writes");
+        assert_eq!((self.writes, self.reads_planned), before, "a steady state writes or reads");
         assert!(pool::plan(&self.observe_pool()).is_idle());
         for (name, adapter) in &self.adapters {
             let status = adapter.status.as_ref().unwrap();
@@ -45,10 +64,12 @@ impl World {
                 assert_eq!(held, Vec::from_iter(status.current_revision), "{name} on pod {index}");
                 assert_eq!(alias, status.current_revision, "{name} on pod {index}");
             }
-            let rank_allowed = self.base.spec.adapter_policy.max_rank.is_none_or(|limit| limit >= 8);
             if verified {
-                assert!(rank_allowed && ready, "{name}");
+                assert!(ready, "{name}");
                 assert_eq!(status.current_revision, status.digest, "{name}");
+            }
+            if !self.rank_allowed() {
+                assert!(!verified && status.current_revision.is_none(), "{name} is served, and the policy forbids it");
             }
         }
         let served: usize = self
@@ -61,13 +82,29 @@ impl World {
 }
 
 impl World {
+    /// After every source was looked at: what is pinned goes on being served and what changed is said; what follows is
+    /// what lies there.
+    fn check_noticed(&self) {
+        for (name, adapter) in self.adapters.iter().filter(|_| self.rank_allowed()) {
+            let (status, content) = (adapter.status.as_ref().unwrap(), self.contents[name]);
+            let reason = find(&status.conditions, ConditionType::Verified).unwrap().reason.as_str();
+            let good = matches!(content, Content::Good(_));
+            match status.current_revision {
+                Some(current) if good && current == content.digest() => assert_eq!(reason, "Succeeded", "{name}"),
+                Some(_) if adapter.spec.source.follow => assert!(!good && reason == "Malformed", "{name}: {reason}"),
+                Some(_) => assert_eq!(reason, "SourceChanged", "{name}"),
+                // What was withdrawn is pinned still.
+                None => assert!(!good || reason == "SourceChanged" && !adapter.spec.source.follow, "{name}: {reason}"),
+            }
+        }
+    }
+
     /// After a new look at every source, what is good is served and nothing else.
     fn check_contents(&self) {
-        let rank_allowed = self.base.spec.adapter_policy.max_rank.is_none_or(|limit| limit >= 8);
         for (name, adapter) in &self.adapters {
             let status = adapter.status.as_ref().unwrap();
             match self.contents[name] {
-                Content::Good(_) if rank_allowed => {
+                Content::Good(_) if self.rank_allowed() => {
                     assert_eq!(
                         status.current_revision,
                         Some(self.contents[name].digest()),
@@ -90,7 +127,10 @@ proptest! {
         let mut world = World::new();
         events.iter().for_each(|event| world.happen(event));
         world.settle();
+        world.look();
+        world.settle();
         world.check_settled();
+        world.check_noticed();
         (0..4).for_each(|index| world.happen(&Event::ResolveAgain(index)));
         world.settle();
         world.check_settled();
@@ -106,7 +146,7 @@ fn a_restarted_engine_is_not_ready_before_it_reports_again() {
     world.happen(&Event::EngineRestarts(0));
     world.happen(&Event::EngineRestarts(1));
     world.pool_pass(None);
-    world.intake("a0");
+    world.intake("a0", false);
     let conditions = |world: &World| world.adapters["a0"].status.clone().unwrap().conditions;
     assert!(!is_true(&conditions(&world), ConditionType::Ready));
     assert!(!is_true(&conditions(&world), ConditionType::Available));

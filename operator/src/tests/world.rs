@@ -16,9 +16,15 @@ use crate::conditions::conditions;
 use crate::intake::{self, Facts, Outcome, PoolSeen, Rival};
 use crate::job::{Fault, FaultKind, JobState};
 use crate::pool::{self, Answer, AppliedOnce, ChildSeen, DeploymentSeen, PodAction, PodSeen, Step};
+use crate::recheck::{Look, Recheck, listing};
 use crate::settings::Limits;
+use crate::source::ReadEnd;
 
-const BASE: Digest = Digest::from_bytes([0x55; 32]);
+/// What the base's digest may be.
+const BASES: [Digest; 2] = [Digest::from_bytes([0x55; 32]), Digest::from_bytes([0x66; 32])];
+
+/// Of every adapter.
+const RANK: u32 = 8;
 
 /// What lies at the source of an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +52,10 @@ pub(super) struct Pod {
     /// Versions that have arrived.
     pub(super) loaded: Vec<(String, Digest)>,
     pub(super) up: bool,
+    /// All that it was told to hold was there once since it started.
+    pub(super) ready: bool,
+    /// Which of the bases it has loaded.
+    pub(super) base: Digest,
 }
 
 /// The outer world, and what the operator holds in memory.
@@ -64,13 +74,20 @@ pub(super) struct World {
     pub(super) applied: BTreeMap<String, AppliedOnce>,
     pub(super) sightings: Option<HashMap<String, PoolPlacement>>,
     pub(super) jobs: HashMap<String, (String, JobState<Outcome>)>,
+    /// Looks at sources by uid, with the listing that they compare with.
+    pub(super) looks: HashMap<String, (Option<String>, JobState<Look>)>,
     /// Writes of any kind.
     pub(super) writes: u32,
+    /// Reads of whole sources that were asked for.
+    pub(super) reads_planned: u32,
 }
 
 #[derive(Clone, Debug)]
 pub(super) enum Event {
     Intake(u8),
+    /// It is time to look at a source again.
+    LookIsDue(u8),
+    LookEnds(u8),
     /// A pass that dies after so many writes.
     Pool(Option<u8>),
     JobEnds(u8),
@@ -84,11 +101,15 @@ pub(super) enum Event {
     Create(u8),
     Store(bool),
     MaxRank(u8),
+    /// The base is resolved anew, and is another one.
+    BaseMoves,
 }
 
 pub(super) fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         6 => any::<u8>().prop_map(Event::Intake),
+        3 => any::<u8>().prop_map(Event::LookIsDue),
+        3 => any::<u8>().prop_map(Event::LookEnds),
         6 => prop::option::of(0..4_u8).prop_map(Event::Pool),
         4 => any::<u8>().prop_map(Event::JobEnds),
         4 => any::<u8>().prop_map(Event::Arrives),
@@ -101,6 +122,7 @@ pub(super) fn event() -> impl Strategy<Value = Event> {
         1 => any::<u8>().prop_map(Event::Create),
         1 => any::<bool>().prop_map(Event::Store),
         1 => (4..12_u8).prop_map(Event::MaxRank),
+        1 => Just(Event::BaseMoves),
     ]
 }
 
@@ -117,7 +139,7 @@ impl World {
                 "adapterPolicy": { "allowedSources": [{ "prefix": "s3://adapters" }], "maxRank": 8 },
             },
             "status": {
-                "digest": BASE, "architecture": "llama", "parameters": 1, "layers": 2, "hiddenSize": 64,
+                "digest": BASES[0], "architecture": "llama", "parameters": 1, "layers": 2, "hiddenSize": 64,
                 "feedForwardSize": 128, "attentionHeads": 4, "keyValueHeads": 2, "headSize": 16,
                 "vocabularySize": 258, "tiedEmbeddings": false,
             },
@@ -126,7 +148,7 @@ impl World {
             "metadata": { "name": "chat", "namespace": "demo", "uid": "pool", "generation": 1 },
             "spec": { "baseModelRef": { "name": "base" }, "replicas": 2 },
         }));
-        let pod = || Pod { boot: 1, placement: None, loaded: Vec::new(), up: true };
+        let pod = || Pod { boot: 1, placement: None, loaded: Vec::new(), up: true, ready: false, base: BASES[0] };
         let mut world = Self {
             now_s: 1_900_000_000,
             base,
@@ -141,7 +163,9 @@ impl World {
             applied: BTreeMap::new(),
             sightings: None,
             jobs: HashMap::new(),
+            looks: HashMap::new(),
             writes: 0,
+            reads_planned: 0,
         };
         (0..3).for_each(|index| world.create(index));
         world
@@ -155,7 +179,11 @@ impl World {
         self.made += 1;
         let mut adapter: LoraAdapter = from(json!({
             "metadata": { "name": name, "namespace": "demo", "uid": format!("{name}-{}", self.made), "generation": 1 },
-            "spec": { "baseModelRef": { "name": "base" }, "source": { "uri": format!("s3://adapters/{name}") } },
+            "spec": {
+                "baseModelRef": { "name": "base" },
+                // Every other one takes what comes.
+                "source": { "uri": format!("s3://adapters/{name}"), "follow": index % 2 == 1 },
+            },
         }));
         adapter.metadata.creation_timestamp = Some(Time(Timestamp::from_second(self.now_s).unwrap()));
         self.contents.entry(name.clone()).or_insert(Content::Good(self.made as u8));
@@ -170,14 +198,16 @@ impl World {
     pub(super) fn happen(&mut self, event: &Event) {
         self.now_s += 1;
         match event {
-            Event::Intake(index) => self.pick(*index).into_iter().for_each(|name| self.intake(&name)),
+            Event::Intake(index) => self.pick(*index).into_iter().for_each(|name| self.intake(&name, false)),
+            Event::LookIsDue(index) => self.pick(*index).into_iter().for_each(|name| self.intake(&name, true)),
+            Event::LookEnds(index) => self.pick(*index).into_iter().for_each(|name| self.look_ends(&name)),
             Event::Pool(dies_after) => self.pool_pass(*dies_after),
             Event::JobEnds(index) => self.pick(*index).into_iter().for_each(|name| self.job_ends(&name)),
             Event::Arrives(index) => self.arrives(usize::from(*index) % self.pods.len(), 1),
-            Event::EngineRestarts(index) => {
-                let count = self.pods.len();
-                let pod = &mut self.pods[usize::from(*index) % count];
-                *pod = Pod { boot: pod.boot + 1, placement: None, loaded: Vec::new(), up: true };
+            Event::EngineRestarts(index) => self.restart(usize::from(*index) % self.pods.len()),
+            Event::BaseMoves => {
+                let other = BASES.into_iter().find(|base| *base != self.base_digest()).unwrap();
+                self.base.status.as_mut().unwrap().digest = Some(other);
             }
             Event::EngineDown(index) => {
                 let count = self.pods.len();
@@ -187,6 +217,7 @@ impl World {
                 self.applied.clear();
                 self.sightings = None;
                 self.jobs.clear();
+                self.looks.clear();
             }
             Event::Replace(index, good) => {
                 self.made += 1;
@@ -209,7 +240,22 @@ impl World {
         }
     }
 
-    pub(super) fn intake(&mut self, name: &str) {
+    pub(super) fn base_digest(&self) -> Digest {
+        self.base.status.as_ref().unwrap().digest.unwrap()
+    }
+
+    pub(super) fn rank_allowed(&self) -> bool {
+        self.base.spec.adapter_policy.max_rank.is_none_or(|limit| limit >= RANK)
+    }
+
+    /// A new process of the pod, of the present template.
+    pub(super) fn restart(&mut self, index: usize) {
+        let base = self.base_digest();
+        let pod = &mut self.pods[index];
+        *pod = Pod { boot: pod.boot + 1, placement: None, loaded: Vec::new(), up: true, ready: false, base };
+    }
+
+    pub(super) fn intake(&mut self, name: &str, look_is_due: bool) {
         let adapter = self.adapters[name].clone();
         let uid = adapter.uid().unwrap();
         let rivals: Vec<Rival> = Vec::new();
@@ -219,6 +265,12 @@ impl World {
             Some((known, state)) if *known == fingerprint => state.clone(),
             _ => JobState::Idle,
         };
+        let judged = adapter.status.as_ref().and_then(|status| status.source_listing.clone());
+        let state = match self.looks.get(&uid) {
+            Some((known, state)) if *known == judged => state.clone(),
+            _ => JobState::Idle,
+        };
+        let recheck = Recheck { state, due_in_ms: Some(if look_is_due { 0 } else { 1000 }) };
         let seen = self.sightings.as_ref().and_then(|seen| seen.get(&uid)).cloned();
         let pools = vec![PoolSeen { name: "chat".to_owned(), selects: true, looked: self.sightings.is_some(), seen }];
         let base = Some(self.base.clone());
@@ -228,14 +280,21 @@ impl World {
             rivals,
             pools,
             job,
+            recheck,
             source_caps: Vec::new(),
             now_s: self.now_s,
         };
         let plan = intake::plan(&observed, &Limits::DEFAULT);
         if let Some(order) = &plan.read {
-            self.jobs.insert(uid, (order.fingerprint.clone(), JobState::Running));
+            self.jobs.insert(uid.clone(), (order.fingerprint.clone(), JobState::Running));
+            self.looks.remove(&uid);
         }
+        if plan.look.is_some() {
+            self.looks.insert(uid, (judged, JobState::Running));
+        }
+        self.reads_planned += u32::from(plan.read.is_some());
         let Some(mut status) = plan.status else { return };
+        self.check_revisions(name, &status);
         let old = adapter.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
         status.observed_generation = Some(1);
         status.conditions = conditions(&old, &plan.stated, Some(1), Timestamp::from_second(self.now_s).unwrap());
@@ -243,6 +302,23 @@ impl World {
             self.writes += 1;
             self.adapters.get_mut(name).unwrap().status = Some(status);
         }
+    }
+
+    /// The look at one source ends as its content says.
+    pub(super) fn look_ends(&mut self, name: &str) {
+        let (uid, files) = (self.adapters[name].uid().unwrap(), self.contents[name].files());
+        let Some((judged, state)) = self.looks.get_mut(&uid).filter(|(_, state)| *state == JobState::Running) else {
+            return;
+        };
+        *state = if self.store_down {
+            let fault = Fault { kind: FaultKind::Unavailable, message: "down".to_owned() };
+            JobState::Failed { fault, attempts: 1, age_ms: 0 }
+        } else if *judged == Some(listing(&files)) {
+            JobState::Done(Look::Same)
+        } else {
+            // That a change is looked at twice matters to its time only.
+            JobState::Done(Look::Other)
+        };
     }
 
     /// The read of one adapter ends as its content says.
@@ -257,25 +333,24 @@ impl World {
         else {
             return;
         };
-        let rank = 8;
-        let same_files = content.files() == order.pinned_files;
         let refused = |reason: &str| {
-            JobState::Done(Outcome::Refused { reason: reason.to_owned(), message: String::new(), same_files })
+            let end = ReadEnd::Refused { reason: reason.to_owned(), message: String::new() };
+            JobState::Done(intake::ended(end, &order, &content.files()).unwrap())
         };
         *state = if self.store_down {
             let fault = Fault { kind: FaultKind::Unavailable, message: "down".to_owned() };
             JobState::Failed { fault, attempts: 1, age_ms: 100_000 }
         } else if matches!(content, Content::Bad(_)) {
             refused("Malformed")
-        } else if order.policy.max_rank.is_some_and(|limit| rank > limit) {
+        } else if order.policy.max_rank.is_some_and(|limit| RANK > limit) {
             refused("RankTooHigh")
         } else if order.claims.digest.is_some_and(|claimed| claimed != content.digest()) {
-            refused("SourceChanged")
+            refused("DigestMismatch")
         } else {
             JobState::Done(Outcome::Verified(Box::new(Facts {
                 digest: content.digest(),
-                rank,
-                ranks: BTreeMap::from([("q_proj".to_owned(), rank)]),
+                rank: RANK,
+                ranks: BTreeMap::from([("q_proj".to_owned(), RANK)]),
                 alpha: 16.0,
                 size_bytes: 10,
                 files: content.files(),
@@ -311,8 +386,10 @@ impl World {
             generation: pod.placement.as_ref().map_or(0, |placement| placement.generation),
             revision: pod.placement.as_ref().map(|placement| placement.revision.clone()).unwrap_or_default(),
             ready: self.ready(index),
+            holdings: String::new(),
+            unchanged: false,
             draining: false,
-            base: BaseReport { name: "base".to_owned(), digest: BASE, max_model_tokens: 100 },
+            base: BaseReport { name: "base".to_owned(), digest: pod.base, max_model_tokens: 100 },
             role: Role::Shared,
             budgets: Budgets::default(),
             load: Load::default(),
@@ -321,13 +398,17 @@ impl World {
         }
     }
 
-    /// As `/readyz` has it: told something, and all of it there.
-    fn ready(&self, index: usize) -> bool {
-        let pod = &self.pods[index];
-        let there = |placement: &Placement| {
-            placement.adapters.iter().all(|adapter| pod.loaded.contains(&(adapter.name.clone(), adapter.digest)))
-        };
-        pod.up && pod.placement.as_ref().is_some_and(there)
+    /// As Kubernetes sees it.
+    pub(super) fn ready(&self, index: usize) -> bool {
+        self.pods[index].up && self.pods[index].ready
+    }
+
+    /// As `/readyz` has it: told something, and all of it there; it stays so.
+    fn probe(&mut self, index: usize) {
+        let pod = &mut self.pods[index];
+        let Some(placement) = &pod.placement else { return };
+        let there = |name: &String, digest: Digest| pod.loaded.contains(&(name.clone(), digest));
+        pod.ready |= placement.adapters.iter().all(|adapter| there(&adapter.name, adapter.digest));
     }
 
     pub(super) fn arrives(&mut self, index: usize, most: usize) {
@@ -338,6 +419,7 @@ impl World {
         pod.loaded.retain(|loaded| wanted.contains(loaded));
         let missing: Vec<_> = wanted.into_iter().filter(|wanted| !pod.loaded.contains(wanted)).take(most).collect();
         pod.loaded.extend(missing);
+        self.probe(index);
     }
 
     pub(super) fn observe_pool(&self) -> pool::Observed {
@@ -380,6 +462,7 @@ impl World {
         let observed = self.observe_pool();
         let plan = pool::plan(&observed);
         self.check_placements(&observed, &plan);
+        self.check_held(&plan);
         let mut left = dies_after.map_or(u32::MAX, u32::from);
         let mut write = |writes: &mut u32| {
             let alive = left > 0;
@@ -409,6 +492,7 @@ impl World {
                 return;
             }
             self.pods[index].placement = Some(placement.clone());
+            self.probe(index);
         }
         self.sightings = Some(plan.adapters.iter().map(|step| (step.uid.clone(), step.seen.clone())).collect());
         let now = Timestamp::from_second(self.now_s).unwrap();
@@ -416,27 +500,6 @@ impl World {
         if self.pool.status.as_ref() != Some(&status) {
             self.writes += 1;
             self.pool.status = Some(status);
-        }
-    }
-
-    /// What no pass may ever do.
-    fn check_placements(&self, observed: &pool::Observed, plan: &pool::Plan) {
-        for step in &plan.pods {
-            let PodAction::Put { placement, .. } = &step.action else { continue };
-            for (alias, digest) in &placement.aliases {
-                let placed = |name: &String, other: &Digest| name == alias && other == digest;
-                assert!(
-                    placement.adapters.iter().any(|adapter| placed(&adapter.name, &adapter.digest)),
-                    "an alias to nothing"
-                );
-            }
-            for adapter in &placement.adapters {
-                let object = observed.adapters.iter().find(|object| object.name_any() == adapter.name).unwrap();
-                let status = object.status.as_ref().unwrap();
-                let retiring = status.retiring.as_ref().map(|old| old.digest);
-                let known = [status.current_revision, status.candidate_revision, retiring];
-                assert!(known.contains(&Some(adapter.digest)), "a digest that nobody verified");
-            }
         }
     }
 }

@@ -4,7 +4,7 @@ use kube::ResourceExt;
 use lorafleet_artifact::Digest;
 use lorafleet_crds::condition::Cause;
 use lorafleet_crds::wire::{AdapterReport, AdapterState};
-use lorafleet_crds::{Mode, PlacementError, PlacementStatus, PoolPlacement};
+use lorafleet_crds::{PlacementError, PlacementStatus, PoolPlacement};
 
 use super::super::observed::{Answer, Observed, PodSeen};
 use super::Reasoned;
@@ -12,8 +12,6 @@ use super::placement::{Revision, Stage, Verdict};
 
 /// Longest message of one placement, in characters, as the schema has it.
 const MESSAGE_CHARACTERS_MAX: usize = 512;
-/// Most placements of one adapter in one pool, as the schema has it.
-const PLACEMENTS_MAX: usize = 4096;
 
 pub(super) fn seen(observed: &Observed, verdict: &Verdict) -> PoolPlacement {
     let name = observed.pool.name_any();
@@ -21,7 +19,7 @@ pub(super) fn seen(observed: &Observed, verdict: &Verdict) -> PoolPlacement {
         return said(name, Reasoned::new(Cause::Waiting, "nothing of it is verified"), Vec::new(), Vec::new());
     };
     let pods = || observed.pods.iter().filter(|pod| !pod.deleting);
-    let mut placements: Vec<PlacementStatus> =
+    let placements: Vec<PlacementStatus> =
         pods().flat_map(|pod| revisions.iter().map(move |revision| placement(pod, revision))).collect();
     let held =
         revisions.iter().map(|revision| revision.digest).filter(|digest| held_by_all(observed, &placements, digest));
@@ -30,12 +28,11 @@ pub(super) fn seen(observed: &Observed, verdict: &Verdict) -> PoolPlacement {
         Some(why) => why.clone(),
         None => reason(observed, revisions, &placements),
     };
-    placements.truncate(PLACEMENTS_MAX);
     said(name, reason, held, placements)
 }
 
 fn said(name: String, why: Reasoned, held: Vec<Digest>, placements: Vec<PlacementStatus>) -> PoolPlacement {
-    PoolPlacement { name, mode: Mode::Shared, reason: why.cause.to_string(), message: why.message, held, placements }
+    PoolPlacement { name, reason: why.cause.to_string(), message: why.message, held, placements }
 }
 
 /// Ready only if the pod's own report says so, and the report is of the process that answers now.

@@ -1,0 +1,74 @@
+//! What no pass may ever do, whatever has happened before.
+
+use kube::ResourceExt;
+use lorafleet_artifact::Digest;
+use lorafleet_crds::LoraAdapterStatus;
+
+use super::world::{Pod, World};
+use crate::pool::{self, PodAction};
+
+impl World {
+    /// What the name means changes only to what every pod that takes traffic was seen to hold, and is taken away only by a
+    /// policy or a base that forbids it.
+    pub(super) fn check_revisions(&self, name: &str, new: &LoraAdapterStatus) {
+        let adapter = &self.adapters[name];
+        let before = adapter.status.as_ref().and_then(|status| status.current_revision);
+        let seen = self.sightings.as_ref().and_then(|seen| seen.get(&adapter.uid().unwrap()));
+        match (before, new.current_revision) {
+            (before, Some(now)) if before != Some(now) => {
+                assert!(seen.is_some_and(|seen| seen.held.contains(&now)), "{name} is promoted before it is held");
+            }
+            (Some(_), None) => {
+                let other_base = adapter.status.as_ref().unwrap().verified_base != Some(self.base_digest());
+                assert!(!self.rank_allowed() || other_base, "{name} is taken away");
+            }
+            _ => {}
+        }
+    }
+
+    /// Held is what all pods that take traffic have in truth.
+    pub(super) fn check_held(&self, plan: &pool::Plan) {
+        let serving: Vec<&Pod> =
+            (0..self.pods.len()).filter(|index| self.ready(*index)).map(|index| &self.pods[index]).collect();
+        for step in &plan.adapters {
+            for digest in &step.seen.held {
+                let holds = |pod: &&Pod| pod.loaded.contains(&(step.name.clone(), *digest));
+                assert!(!serving.is_empty() && serving.iter().all(holds), "{} is said to be held", step.name);
+            }
+        }
+    }
+
+    /// What no pass may ever do.
+    pub(super) fn check_placements(&self, observed: &pool::Observed, plan: &pool::Plan) {
+        for (step, pod) in plan.pods.iter().zip(&self.pods) {
+            let PodAction::Put { placement, .. } = &step.action else { continue };
+            assert_eq!(pod.base, self.base_digest(), "a pod of another base is told something");
+            for object in &observed.adapters {
+                let status = object.status.clone().unwrap_or_default();
+                let known = [status.current_revision, status.retiring.map(|old| old.digest), status.candidate_revision];
+                for digest in known.into_iter().flatten().filter(|_| status.verified_base == Some(pod.base)) {
+                    let placed = placement.adapters.iter().any(|placed| placed.digest == digest);
+                    assert!(placed, "{} is to be had, and a pod is not told", object.name_any());
+                }
+            }
+            for (alias, digest) in &placement.aliases {
+                let placed = |name: &String, other: &Digest| name == alias && other == digest;
+                assert!(
+                    placement.adapters.iter().any(|adapter| placed(&adapter.name, &adapter.digest)),
+                    "an alias to nothing"
+                );
+            }
+            for adapter in &placement.adapters {
+                let object = observed.adapters.iter().find(|object| object.name_any() == adapter.name).unwrap();
+                let status = object.status.as_ref().unwrap();
+                let retiring = status.retiring.as_ref().map(|old| old.digest);
+                let known = [status.current_revision, status.candidate_revision, retiring];
+                assert!(known.contains(&Some(adapter.digest)), "a digest that nobody verified");
+                assert_eq!(status.verified_base, Some(pod.base), "verified for another base");
+                if placement.aliases.get(&adapter.name) == Some(&adapter.digest) {
+                    assert_eq!(status.current_revision, Some(adapter.digest), "an alias that the name does not mean");
+                }
+            }
+        }
+    }
+}
