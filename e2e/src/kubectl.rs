@@ -81,11 +81,11 @@ impl Kubectl {
         serde_json::from_str(&text).context("read kubectl's JSON")
     }
 
-    /// Applies manifests on the server's side.
+    /// Applies manifests on the server's side; they go before what somebody has changed by hand.
     ///
     /// # Errors
     /// When the API server refuses one; the message holds its words.
     pub fn apply(&self, manifests: &str) -> Result<String> {
-        self.args(["apply", "--server-side", "-f", "-"]).shell().input(manifests).output()
+        self.args(["apply", "--server-side", "--force-conflicts", "-f", "-"]).shell().input(manifests).output()
     }
 }

@@ -35,11 +35,28 @@ pub struct Finished {
     code: Option<i32>,
 }
 
+/// What `cargo run` and `cargo test` tell the program that they start is nobody else's: a build script that watches one of these
+/// (ring's does) would run anew at each change from a shell's cargo to ours, and half of all crates after it.
+pub fn forget_cargo(command: &mut Command) {
+    const PREFIXES: [&str; 4] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_"];
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if PREFIXES.iter().any(|prefix| text.starts_with(prefix))
+            || text == "CARGO_PRIMARY_PACKAGE"
+            || text == "OUT_DIR"
+        {
+            command.env_remove(&name);
+        }
+    }
+}
+
 impl Shell {
     /// A command by program name or path; standard input is empty.
     pub fn new(program: impl AsRef<OsStr>) -> Self {
         let words = vec![program.as_ref().to_string_lossy().into_owned()];
-        Self { command: Command::new(program), words, input: None }
+        let mut command = Command::new(program);
+        forget_cargo(&mut command);
+        Self { command, words, input: None }
     }
 
     /// The same, ended with this process, however that ends: for what would go on for minutes.
@@ -228,4 +245,19 @@ fn tail(text: &str, most: usize) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let kept = &lines[lines.len().saturating_sub(most)..];
     kept.iter().map(|line| format!("  {line}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_hears_nothing_of_the_cargo_that_runs_this() {
+        assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some(), "run by cargo test");
+        for printed in [Shell::new("env").output(), Shell::tied("env").output()] {
+            let printed = printed.unwrap();
+            let heard: Vec<&str> = printed.lines().filter(|it| it.starts_with("CARGO_MANIFEST_DIR=")).collect();
+            assert!(heard.is_empty() && printed.contains("PATH="), "{printed}");
+        }
+    }
 }

@@ -4,10 +4,13 @@ use std::io;
 use std::process::{Child, Command};
 use std::sync::{LazyLock, mpsc};
 
+use crate::shell;
+
 /// A command that the kernel kills when the thread that starts it ends.
 pub fn command<S: AsRef<OsStr>>(words: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).args(words);
+    shell::forget_cargo(&mut command);
     command
 }
 

@@ -8,15 +8,17 @@ use crate::{demo, s3};
 pub fn text(target: &Target) -> String {
     let mut text = String::new();
     if let Some(cluster) = target.own() {
-        let (config, tools) = (cluster.kubeconfig(), &cluster.tools().kubernetes);
-        let _ = writeln!(text, "export KUBECONFIG={}\nexport PATH={}:$PATH", config.display(), tools.display());
+        let (config, tools) = (cluster.kubeconfig(), cluster.tools());
+        let helm = tools.helm.parent().unwrap_or(&tools.helm);
+        let _ = writeln!(text, "export KUBECONFIG={}", config.display());
+        let _ = writeln!(text, "export PATH={}:{}:$PATH", tools.kubernetes.display(), helm.display());
     }
     if let Some((before, url)) = way(target, demo::NAMESPACE, "chat-gateway", 80, 8080) {
         let _ = write!(
             text,
             "kubectl{} get lorafleet
 {before}curl {url}/v1/chat/completions -H 'content-type: application/json' -d \\
-  '{{\"model\": \"pirate\", \"messages\": [{{\"role\": \"user\", \"content\": \"How do I cook rice?\"}}]}}'
+  '{{\"model\": \"pirate\", \"messages\": [{{\"role\": \"user\", \"content\": \"How do I cook rice?\"}}], \"max_tokens\": 64}}'
 export OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY=none
 ",
             words(target, demo::NAMESPACE)

@@ -114,7 +114,13 @@ impl Cluster {
             progress::say(format!("there is no cluster {name}"));
             return Ok(());
         }
-        progress::step(&format!("end cluster {name}"), || Self::down(cache, &settings))
+        progress::step(&format!("end cluster {name}"), || Self::down(cache, &settings))?;
+        progress::say(format!(
+            "cluster {name} is gone; its logs are in {}, the tools in {}",
+            folder.join("logs").display(),
+            cache.root().join("tools").display()
+        ));
+        Ok(())
     }
 
     /// [`Cluster::down_named`] for every cluster that was ever started from this cache.
