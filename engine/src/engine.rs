@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::Duration;
 
+use lorafleet_backend::batch::PageBudget;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use crate::batch::PageBudget;
 use crate::limits::Limits;
 use crate::refusal::Refusal;
 use crate::residency::Loaded;

@@ -15,14 +15,6 @@ pub mod residency;
 pub mod sequence;
 pub mod snapshot;
 
-// Arithmetic.
-pub mod batch;
-
-pub mod backend;
-
-pub mod layout;
-pub mod model;
-
 // Adapters on their way in.
 pub mod adapter;
 

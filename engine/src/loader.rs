@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use lorafleet_artifact::{BaseShape, Digest, Policy, WEIGHTS_FILE};
+use lorafleet_backend::layout::Layout;
 use lorafleet_source::{Progress, ReadLimits, Sources};
 use tokio::sync::Semaphore;
 
 use crate::adapter::{BaseTensors, DiskCache, LoadError, LoadedAdapter, Loader};
 use crate::config::Config;
 use crate::fleet::{Load, Loading};
-use crate::layout::Layout;
 use crate::refusal::Refusal;
 use crate::residency::Loaded;
 

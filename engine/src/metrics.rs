@@ -7,13 +7,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use lorafleet_artifact::Digest;
+use lorafleet_backend::batch::Batch;
 use lorafleet_crds::wire::Tier;
 use prometheus::{
     Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry, TextEncoder,
 };
 
-use crate::batch::{Batch, KvOwner};
 use crate::moves::Move;
+use crate::pages::KvOwner;
 use crate::refusal::Refusal;
 use crate::schedule::{Schedule, Yield};
 use crate::state::Drawn;

@@ -6,7 +6,15 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crate::batch::{KvOwner, PageId};
+use lorafleet_artifact::Digest;
+use lorafleet_backend::batch::PageId;
+
+/// The digest that keys a sequence's KV: pages of one key are never read under another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum KvOwner {
+    Base,
+    Adapter(Digest),
+}
 
 /// A tree node's name. Never reused, so a stale name finds nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lorafleet_artifact::Digest;
+use lorafleet_backend::HostAdapter;
+use lorafleet_backend::batch::{PageBudget, PageId, ResidentId};
 use lorafleet_crds::wire::{Floor, Tier};
 
-use crate::adapter::HostAdapter;
-use crate::batch::{PageBudget, PageId, ResidentId};
 use crate::limits::Limits;
 use crate::moves::{HostTier, Row};
 use crate::pages::Pages;

@@ -8,8 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use lorafleet_artifact::Digest;
+use lorafleet_backend::batch::{PageId, SequenceId};
 
-use crate::batch::{KvOwner, PageId, SequenceId};
+use crate::pages::KvOwner;
 use crate::sequence::Sequence;
 use crate::state::State;
 

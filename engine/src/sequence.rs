@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use lorafleet_backend::batch::{PageId, SampleSpec, Seen, SequenceId};
 use lorafleet_crds::wire::Tier;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-use crate::batch::{KvOwner, PageId, SampleSpec, Seen, SequenceId};
+use crate::pages::KvOwner;
 use crate::refusal::Refusal;
 use crate::residency::Lease;
 

@@ -9,14 +9,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, bail};
 use axum::serve::ListenerExt as _;
 use lorafleet_artifact::Digest;
+use lorafleet_backend::Backend;
+use lorafleet_backend::model::Model;
+use lorafleet_cpu::{CpuBackend, CpuOptions};
 use lorafleet_crds::wire::LoadRequest;
 use lorafleet_source::{Progress, ReadLimits, Sources, fetch_base};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-use crate::backend::Backend;
-use crate::backend::cpu::{CpuBackend, CpuOptions};
 use crate::config::Config;
 use crate::engine::{COMMANDS_MAX, Engine};
 use crate::fleet::{Fleet, Load, Mode};
@@ -24,7 +25,6 @@ use crate::http::{App, Base, Keys, router};
 use crate::limits::Limits;
 use crate::loader::AdapterLoader;
 use crate::metrics::Meter;
-use crate::model::Model;
 use crate::snapshot::Snapshot;
 use crate::state::State;
 use crate::step::{Command, Fetch, Stepper};
@@ -241,7 +241,7 @@ fn assemble(config: &Config, base: Loaded, keys: Keys) -> anyhow::Result<(Arc<Ap
 }
 
 /// Limits within what the model and the pages can hold.
-fn bounded(config: &Config, context: u32, budget: crate::batch::PageBudget) -> anyhow::Result<Limits> {
+fn bounded(config: &Config, context: u32, budget: lorafleet_backend::batch::PageBudget) -> anyhow::Result<Limits> {
     let asked = config.max_model_tokens.unwrap_or(context);
     if asked > context {
         bail!("--max-model-tokens is {asked}, the model's context is {context}");

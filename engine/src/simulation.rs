@@ -8,15 +8,16 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use lorafleet_artifact::{Digest, Fitted};
+use lorafleet_backend::HostAdapter;
+use lorafleet_backend::batch::{Batch, PageBudget, ResidentId, Sampled, SampledRow, Segment};
+use lorafleet_backend::{Backend, BackendError, Ticket};
 use lorafleet_crds::wire::Floor;
 use tokio::sync::mpsc as events;
 use tokio::sync::watch;
 
-use crate::adapter::HostAdapter;
-use crate::backend::{Backend, BackendError, Ticket};
-use crate::batch::{Batch, KvOwner, PageBudget, ResidentId, Sampled, SampledRow, Segment};
 use crate::limits::Limits;
 use crate::metrics::Meter;
+use crate::pages::KvOwner;
 use crate::refusal::Refusal;
 use crate::residency::{Enrolment, Loaded};
 use crate::sequence::{Event, Finish, NewSequence, Params, TokenEvent};

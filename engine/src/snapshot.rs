@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use lorafleet_artifact::Digest;
 
-use crate::batch::KvOwner;
+use crate::pages::KvOwner;
 use crate::pages::PageCounts;
 use crate::residency::Facts;
 use crate::state::State;

@@ -4,11 +4,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
 use lorafleet_artifact::Digest;
+use lorafleet_backend::batch::{
+    Batch, PageBudget, PageId, ResidentId, Sampled, SampledRow, Segment, SequenceId, Upload,
+};
 
-use crate::batch::{Batch, KvOwner, PageBudget, PageId, ResidentId, Sampled, SampledRow, Segment, SequenceId, Upload};
 use crate::limits::Limits;
 use crate::moves::{Move, Tiers};
-use crate::pages::Pages;
+use crate::pages::{KvOwner, Pages};
 use crate::refusal::Refusal;
 use crate::residency::Residency;
 use crate::schedule::{Schedule, Yield};

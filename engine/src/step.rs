@@ -5,10 +5,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use lorafleet_artifact::Digest;
+use lorafleet_backend::Backend;
+use lorafleet_backend::batch::Batch;
 use tokio::sync::watch;
 
-use crate::backend::Backend;
-use crate::batch::Batch;
 use crate::metrics::Meter;
 use crate::moves;
 use crate::refusal::Refusal;

@@ -5,8 +5,7 @@
 
 use half::{bf16, f16};
 use lorafleet_artifact::{BaseCopy, FloatType};
-
-use super::HostAdapter;
+use lorafleet_backend::HostAdapter;
 
 /// The base's weights by their Hugging Face names, row by row.
 pub trait BaseTensors: Send + Sync {

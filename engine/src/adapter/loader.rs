@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use lorafleet_artifact::{BaseShape, Claims, Digest, Policy, Reason, Refusal, SourceUri, Verification, Verified};
+use lorafleet_backend::HostAdapter;
 use lorafleet_source::{AdapterBytes, AdapterError, ErrorKind, Progress, SourceError, Sources, read_adapter};
 
-use super::{BaseTensors, DiskCache, HostAdapter, check_copies};
+use super::{BaseTensors, DiskCache, check_copies};
 
 /// Loads adapters for one base. Shared by all loads.
 pub struct Loader {

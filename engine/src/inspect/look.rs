@@ -9,13 +9,14 @@ use lorafleet_artifact::{
     Reason, Refusal, Safetensors, SafetensorsLimits, Scheme, WEIGHTS_FILE, check_folder, declared_base,
     digest_of_files,
 };
+use lorafleet_backend::HostAdapter;
+use lorafleet_backend::model::Model;
 use lorafleet_source::{AdapterError, FileInfo, Listing, Progress, Sources, read_adapter, read_base};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
 use super::everything;
-use crate::adapter::{HostAdapter, LoadError, check_copies};
-use crate::model::Model;
+use crate::adapter::{LoadError, check_copies};
 
 const GIB: u64 = 1 << 30;
 

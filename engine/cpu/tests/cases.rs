@@ -1,0 +1,110 @@
+//! Hugging Face PEFT's answers, and bit-for-bit independence of batch mates, chunks and threads.
+
+mod support;
+
+use std::collections::BTreeMap;
+
+use lorafleet_backend::batch::ResidentId;
+use support::{Answer, Generated, Job, Runner, cases_folder, json, load_adapter, served_cases};
+
+const PAGES: u64 = 8 << 20;
+
+struct World {
+    runner: Runner,
+    /// Name (empty for the base) and resident of everything that answers.
+    models: Vec<(String, Option<ResidentId>, Vec<Answer>)>,
+}
+
+fn world(base: &str, threads: usize) -> World {
+    let mut runner = Runner::new(&cases_folder().join(base), PAGES, threads);
+    let answers = json(&cases_folder().join(base).join("answers.json"));
+    let mut models = vec![(base.to_owned(), None, answers)];
+    let shape = runner.model.shape().base();
+    for (name, case) in served_cases(base) {
+        let adapter = load_adapter(&cases_folder().join(&name), &shape);
+        let resident = runner.upload(&adapter);
+        models.push((name, Some(resident), case.answers));
+    }
+    World { runner, models }
+}
+
+fn jobs(world: &World) -> Vec<(String, Job, Answer)> {
+    let mut jobs = Vec::new();
+    for (name, resident, answers) in &world.models {
+        for (index, answer) in answers.iter().enumerate() {
+            let job = Job { adapter: *resident, prompt: answer.prompt.clone(), new_tokens: answer.tokens.len() };
+            jobs.push((format!("{name}/{index}"), job, answer.clone()));
+        }
+    }
+    jobs
+}
+
+fn check_answer(name: &str, found: &Generated, expected: &Answer) {
+    assert_eq!(found.tokens, expected.tokens, "{name}");
+    for (found, expected) in found.logprobs.iter().zip(&expected.logprobs) {
+        assert!((found - expected).abs() < 2e-3, "{name}: log-probability {found}, PEFT has {expected}");
+    }
+}
+
+fn check_base(base: &str) {
+    let mut world = world(base, 2);
+    let jobs = jobs(&world);
+    let mut alone = BTreeMap::new();
+    for (name, job, answer) in &jobs {
+        let found = world.runner.generate(std::slice::from_ref(job), usize::MAX).remove(0);
+        check_answer(name, &found, answer);
+        alone.insert(name.clone(), found);
+    }
+    // Everything in one batch, prompts whole and in pieces: the same bits as alone.
+    let all: Vec<Job> = jobs.iter().map(|(_, job, _)| job.clone()).collect();
+    for chunk in [usize::MAX, 1, 3, 16, 17] {
+        for ((name, ..), found) in jobs.iter().zip(world.runner.generate(&all, chunk)) {
+            assert_eq!(found, alone[name], "{name} among all, chunks of {chunk}");
+        }
+    }
+}
+
+#[test]
+fn served_cases_of_the_untied_base() {
+    check_base("base");
+}
+
+#[test]
+fn served_cases_of_the_tied_base() {
+    check_base("base-tied");
+}
+
+#[test]
+fn number_of_threads_changes_no_bit() {
+    let mut answers = Vec::new();
+    for threads in [1, 2, 5] {
+        let mut world = world("base", threads);
+        let all: Vec<Job> = jobs(&world).into_iter().map(|(_, job, _)| job).collect();
+        answers.push(world.runner.generate(&all, 7));
+    }
+    assert_eq!(answers[0], answers[1]);
+    assert_eq!(answers[0], answers[2]);
+}
+
+#[test]
+fn an_adapter_dropped_and_uploaded_again_answers_the_same() {
+    let mut world = world("base", 2);
+    let jobs = jobs(&world);
+    let all: Vec<Job> = jobs.iter().map(|(_, job, _)| job.clone()).collect();
+    let before = world.runner.generate(&all, 16);
+    let shape = world.runner.model.shape().base();
+    // Dropped in one order and uploaded in the other, so that every adapter gets other pages.
+    let mut moved = BTreeMap::new();
+    let adapters: Vec<(String, ResidentId)> =
+        world.models.iter().filter_map(|(name, id, _)| id.map(|id| (name.clone(), id))).collect();
+    for (_, resident) in &adapters {
+        world.runner.drop_resident(*resident);
+    }
+    for (name, old) in adapters.iter().rev() {
+        let adapter = load_adapter(&cases_folder().join(name), &shape);
+        moved.insert(*old, world.runner.upload(&adapter));
+    }
+    let again: Vec<Job> =
+        all.iter().map(|job| Job { adapter: job.adapter.map(|old| moved[&old]), ..job.clone() }).collect();
+    assert_eq!(world.runner.generate(&again, 16), before);
+}
