@@ -57,15 +57,10 @@ pub struct PlacedAdapter {
     pub pinned: bool,
     #[serde(default)]
     pub floor: Floor,
-    /// Fairness weight; 1 if not given.
-    #[serde(default = "one")]
-    pub share: u32,
-    #[serde(default)]
-    pub limits: Limits,
-}
-
-fn one() -> u32 {
-    1
+    /// The base that it was made for, as the one who enrolled it says: goes before what the file itself says. The engine
+    /// judges it by the same rule as the operator did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_digest: Option<Digest>,
 }
 
 /// The tier that an adapter must have reached before the pod says it is ready.
@@ -86,18 +81,6 @@ pub enum Tier {
     Disk,
     Host,
     Device,
-}
-
-/// Per-adapter limits; `None` is no limit.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Limits {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub requests_per_minute: Option<u32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tokens_per_minute: Option<u32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_concurrent: Option<u32>,
 }
 
 /// What a pod holds and does: the body of `GET /v1/lora_adapters`.
@@ -136,6 +119,10 @@ pub struct Report {
 pub struct BaseReport {
     pub name: String,
     pub digest: Digest,
+    /// Where its files came from at this start: `Source` if they were brought from the store, `Disk` if they were on this
+    /// machine already (and their digest was computed all the same).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Tier>,
     /// Context length in tokens that a request may use.
     pub max_model_tokens: u32,
 }

@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lorafleet_artifact::Digest;
+use lorafleet_artifact::{Claims, Digest};
 use lorafleet_crds::wire::{Budgets, Floor, LoadReply, LoadRequest, PlacedAdapter, Placement, Role, Tier};
 
 use crate::engine::Engine;
 use crate::names::{Names, Resolved, check_name};
 use crate::refusal::{Refusal, shown};
 use crate::report;
-use crate::residency::{Enrolment, Loaded};
+use crate::residency::{Enrolment, Loaded, Newcomer};
 use crate::snapshot::Snapshot;
 use crate::step::Command;
 
@@ -24,11 +24,13 @@ pub type Loading = Pin<Box<dyn Future<Output = Result<Loaded, Refusal>> + Send>>
 
 /// Fetches and verifies an adapter, off the step thread.
 pub trait Load: Send + Sync {
-    /// `expected` is the digest that it must have, where one is known.
-    fn load(&self, source: String, expected: Option<Digest>) -> Loading;
+    fn load(&self, source: String, claims: Claims) -> Loading;
 
     /// Bytes of the disk cache: in all, and in use.
     fn disk_bytes(&self) -> (u64, u64);
+
+    /// The disk cache has a copy.
+    fn is_on_disk(&self, digest: Digest) -> bool;
 }
 
 /// Who decides what this engine holds.
@@ -198,7 +200,8 @@ impl Fleet {
                 ));
             }
         }
-        let loaded = self.loader.load(request.lora_path.clone(), request.digest).await?;
+        let claims = Claims { digest: request.digest, base_digest: None };
+        let loaded = self.loader.load(request.lora_path.clone(), claims).await?;
         let loaded = self.engine.affordable(loaded)?;
         let digest = loaded.adapter.digest;
         let enrolment = Enrolment {
@@ -206,6 +209,7 @@ impl Fleet {
             source: request.lora_path.clone(),
             pinned: request.pinned,
             floor: if request.pinned { Floor::Device } else { Floor::None },
+            base_digest: None,
         };
         let reply = LoadReply {
             lora_name: name.clone(),
@@ -234,7 +238,8 @@ impl Fleet {
             .insert(digest, Placed { name: name.to_owned(), namespace: String::new(), enrolment: enrolment.clone() });
         next.departed.remove(&digest);
         let retire = self.unnamed(&mut next, old);
-        self.engine.send(Command::Change { enrol: vec![(enrolment, Some(loaded))], retire })?;
+        let newcomer = Newcomer { enrolment, on_disk: loaded.on_disk, loaded: Some(loaded) };
+        self.engine.send(Command::Change { enrol: vec![newcomer], retire })?;
         *catalog = next;
         Ok(())
     }
@@ -314,7 +319,12 @@ impl Fleet {
         let known = |digest: &Digest| self.engine.snapshot().facts(digest).is_some();
         let mut next = catalog.clone();
         let (enrol, retire) = next.adopt(placement, known);
-        let enrol = enrol.into_iter().map(|enrolment| (enrolment, None)).collect();
+        let newcomer = |enrolment: Enrolment| Newcomer {
+            on_disk: self.loader.is_on_disk(enrolment.digest),
+            enrolment,
+            loaded: None,
+        };
+        let enrol = enrol.into_iter().map(newcomer).collect();
         self.engine.send(Command::Change { enrol, retire })?;
         *catalog = next;
         Ok(())
@@ -358,6 +368,7 @@ impl Catalog {
                     // One content under two names is held as near as the nearer of the two asks.
                     known.enrolment.pinned |= wanted.enrolment.pinned;
                     known.enrolment.floor = known.enrolment.floor.max(wanted.enrolment.floor);
+                    known.enrolment.base_digest = known.enrolment.base_digest.or(wanted.enrolment.base_digest);
                 })
                 .or_insert(wanted);
         }
@@ -394,6 +405,7 @@ impl From<&PlacedAdapter> for Placed {
                 source: adapter.uri.clone(),
                 pinned: adapter.pinned,
                 floor: adapter.floor,
+                base_digest: adapter.base_digest,
             },
         }
     }

@@ -15,7 +15,9 @@ pub mod residency;
 pub mod sequence;
 pub mod snapshot;
 
-// Adapters on their way in.
+// The base and adapters on their way in.
+pub mod base;
+
 pub mod adapter;
 
 pub mod loader;

@@ -31,10 +31,14 @@ pub struct Limits {
     pub age_max: Duration,
     /// Body of a request in bytes.
     pub max_body_bytes: usize,
+    /// Bodies of all requests that are being read, together.
+    pub bodies_bytes: usize,
     /// Body of a placement: `max_adapters` with long URIs.
     pub max_placement_bytes: usize,
     /// How long running requests may go on after SIGTERM.
     pub drain_max: Duration,
+    /// With sequences open, no step takes this long: the process is not healthy any more.
+    pub silence_max: Duration,
 }
 
 impl Default for Limits {
@@ -53,8 +57,10 @@ impl Default for Limits {
             upload_bytes_per_step: 64 << 20,
             age_max: Duration::from_secs(2),
             max_body_bytes: 4 << 20,
+            bodies_bytes: 64 << 20,
             max_placement_bytes: 64 << 20,
             drain_max: Duration::from_secs(25),
+            silence_max: Duration::from_secs(60),
         }
     }
 }

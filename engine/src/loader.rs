@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use lorafleet_artifact::{BaseShape, Digest, Policy, WEIGHTS_FILE};
+use lorafleet_artifact::{BaseShape, Claims, Digest, Policy};
 use lorafleet_backend::layout::Layout;
 use lorafleet_source::{Progress, ReadLimits, Sources};
-use tokio::sync::Semaphore;
 
-use crate::adapter::{BaseTensors, DiskCache, LoadError, LoadedAdapter, Loader};
+use crate::adapter::{BaseTensors, DiskCache, LoadError, LoadedAdapter, Loader, Room};
 use crate::config::Config;
 use crate::fleet::{Load, Loading};
 use crate::refusal::Refusal;
@@ -20,12 +19,11 @@ pub struct AdapterLoader {
 struct Inner {
     loader: Loader,
     page_bytes: u64,
-    /// What fetches may hold in memory beside the host tier, in KiB.
-    room: Semaphore,
-    room_kib: u32,
 }
 
 impl AdapterLoader {
+    /// Within a runtime: the ways to the stores are made ready beside.
+    ///
     /// # Errors
     /// If the folder of the disk cache cannot be used.
     pub fn new(
@@ -51,21 +49,20 @@ impl AdapterLoader {
             ..Policy::default()
         };
         let sources = Sources::new(config.sources.iter().cloned(), ReadLimits::default());
-        let loader = Loader { sources, base, policy, tensors: Some(tensors), disk };
-        let room_kib = u32::try_from(config.limits.host_cache_bytes.div_ceil(1024)).unwrap_or(u32::MAX).max(1);
-        let room = Semaphore::new(room_kib as usize);
-        Ok(Self { inner: Arc::new(Inner { loader, page_bytes, room, room_kib }) })
+        let room = Room::new(config.limits.host_cache_bytes);
+        let loader = Loader { sources, base, policy, tensors: Some(tensors), disk, room };
+        let inner = Arc::new(Inner { loader, page_bytes });
+        let prepared = inner.clone();
+        tokio::spawn(async move { prepared.loader.sources.prepare().await });
+        Ok(Self { inner })
     }
 }
 
 impl Load for AdapterLoader {
-    fn load(&self, source: String, expected: Option<Digest>) -> Loading {
+    fn load(&self, source: String, claims: Claims) -> Loading {
         let inner = self.inner.clone();
         Box::pin(async move {
-            let kib = inner.kib(&source, expected).await.map_err(refusal)?;
-            // The semaphore is never closed.
-            let _room = inner.room.acquire_many(kib).await;
-            let loaded = inner.loader.load(&source, expected, &Progress::default()).await;
+            let loaded = inner.loader.load(&source, claims, &Progress::default()).await;
             measured(loaded.map_err(refusal)?, inner.page_bytes)
         })
     }
@@ -73,19 +70,9 @@ impl Load for AdapterLoader {
     fn disk_bytes(&self) -> (u64, u64) {
         self.inner.loader.disk.as_ref().map_or((0, 0), |disk| (disk.budget_bytes(), disk.used_bytes()))
     }
-}
 
-impl Inner {
-    /// Memory that a fetch will take, at most all there is: one that is too large is refused by the policy, not here.
-    async fn kib(&self, source: &str, expected: Option<Digest>) -> Result<u32, LoadError> {
-        let on_disk = expected.is_some_and(|digest| self.loader.disk.as_ref().is_some_and(|disk| disk.holds(digest)));
-        if on_disk {
-            // Its size is known to the disk alone; a quarter lets a few of them come at once.
-            return Ok(self.room_kib.div_ceil(4));
-        }
-        let listing = self.loader.sources.list(&source.parse()?).await?;
-        let bytes = listing.file(WEIGHTS_FILE).map_or(0, |file| file.bytes);
-        Ok(u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX).clamp(1, self.room_kib))
+    fn is_on_disk(&self, digest: Digest) -> bool {
+        self.inner.loader.disk.as_ref().is_some_and(|disk| disk.holds(digest))
     }
 }
 

@@ -9,7 +9,7 @@ use crate::refusal::{Refusal, shown};
 /// Longest name in bytes: a namespace, a slash and an object name.
 pub const NAME_BYTES_MAX: usize = 320;
 /// Fewest hex digits after `@`.
-const DIGEST_DIGITS_MIN: usize = 8;
+const DIGEST_DIGITS_MIN: usize = 12;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names {
@@ -168,6 +168,8 @@ mod tests {
         check("team/ticket", adapter("team/ticket", old));
         check("pirate@", Err(404));
         check("pirate@abab", Err(404));
+        check(&format!("team/ticket@{}", &old.hex()[..11]), Err(404));
+        check(&format!("team/ticket@{}", &old.hex()[..12]), adapter("team/ticket", old));
         check("pirate@ABABABABABAB", Err(404));
         check("ticket", Err(404));
         check("Pirate", Err(404));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lorafleet_artifact::Digest;
+use lorafleet_artifact::{Claims, Digest};
 use lorafleet_backend::HostAdapter;
 use lorafleet_backend::batch::{PageBudget, PageId, ResidentId};
 use lorafleet_crds::wire::{Floor, Tier};
@@ -59,6 +59,30 @@ pub struct Enrolment {
     pub source: String,
     pub pinned: bool,
     pub floor: Floor,
+    /// The base that it was made for, as the one who enrolled it says.
+    pub base_digest: Option<Digest>,
+}
+
+impl Enrolment {
+    /// What whoever fetches it holds its bytes against.
+    pub fn claims(&self) -> Claims {
+        Claims { digest: Some(self.digest), base_digest: self.base_digest }
+    }
+
+    /// Whether a fetch for the one has an answer for the other too.
+    pub fn fetches_the_same(&self, other: &Self) -> bool {
+        (self.digest, &self.source, self.base_digest) == (other.digest, &other.source, other.base_digest)
+    }
+}
+
+/// An adapter on its way into the engine's knowledge.
+#[derive(Debug)]
+pub struct Newcomer {
+    pub enrolment: Enrolment,
+    /// The disk cache has a copy, perhaps from a process before this one.
+    pub on_disk: bool,
+    /// Its bytes, if they are at hand.
+    pub loaded: Option<Loaded>,
 }
 
 #[derive(Debug)]
@@ -144,8 +168,9 @@ impl Facts {
     pub fn settled(&self) -> bool {
         let reached = match self.floor {
             Floor::None => true,
-            // What was fetched once has been verified; where there is no disk cache, its bytes are with the source.
-            Floor::Disk => self.loads > 0 || self.tier >= Tier::Disk,
+            // What was loaded once in this process has been verified; where there is no disk cache, its bytes are with
+            // the source.
+            Floor::Disk => self.loads > 0,
             Floor::Host => self.tier >= Tier::Host,
             Floor::Device => self.tier >= Tier::Device,
         };
@@ -165,13 +190,13 @@ const RETRY_REFUSED: Duration = Duration::from_secs(600);
 
 impl Residency {
     /// Makes an adapter known, or changes how a known one is kept. A retired one is wanted again.
-    pub fn enrol(&mut self, enrolment: Enrolment, now: Instant) {
+    pub fn enrol(&mut self, enrolment: Enrolment, on_disk: bool, now: Instant) {
         let entry = self.entries.entry(enrolment.digest).or_insert_with(|| Entry {
             enrolment: enrolment.clone(),
             retired: false,
             host: Host::Absent,
             device: None,
-            on_disk: false,
+            on_disk,
             users: Arc::new(()),
             last_used: None,
             touched: now,
@@ -184,7 +209,8 @@ impl Residency {
             failure: None,
             note: None,
         });
-        if entry.enrolment != enrolment {
+        // Whoever changes something, or wants back what was let go, gets a new answer and not the last one.
+        if entry.enrolment != enrolment || entry.retired {
             entry.failure = None;
             entry.note = None;
             entry.enrolment = enrolment;
@@ -213,6 +239,18 @@ impl Residency {
         entry.failure = None;
     }
 
+    /// Whether the end of a fetch concerns what is wanted now: the source or the claim may have changed on the way.
+    pub fn still_asks_for(&self, fetched: &Enrolment) -> bool {
+        self.entries.get(&fetched.digest).is_some_and(|entry| entry.enrolment.fetches_the_same(fetched))
+    }
+
+    /// A fetch has ended whose answer is nobody's any more.
+    pub fn fetch_undone(&mut self, digest: &Digest) {
+        if let Some(entry) = self.entries.get_mut(digest) {
+            entry.host = Host::Absent;
+        }
+    }
+
     /// Remembers why a fetch failed, and when the next may be tried.
     pub fn failed(&mut self, digest: Digest, refusal: Refusal, now: Instant) {
         let Some(entry) = self.entries.get_mut(&digest) else { return };
@@ -235,8 +273,8 @@ impl Residency {
         (failure.retry_at > now).then(|| failure.refusal.clone())
     }
 
-    pub fn source(&self, digest: &Digest) -> Option<&str> {
-        self.entries.get(digest).map(|entry| entry.enrolment.source.as_str())
+    pub fn enrolment(&self, digest: &Digest) -> Option<&Enrolment> {
+        self.entries.get(digest).map(|entry| &entry.enrolment)
     }
 
     pub fn tier(&self, digest: &Digest) -> Option<Tier> {

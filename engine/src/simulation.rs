@@ -19,7 +19,7 @@ use crate::limits::Limits;
 use crate::metrics::Meter;
 use crate::pages::KvOwner;
 use crate::refusal::Refusal;
-use crate::residency::{Enrolment, Loaded};
+use crate::residency::{Enrolment, Loaded, Newcomer};
 use crate::sequence::{Event, Finish, NewSequence, Params, TokenEvent};
 use crate::snapshot::Snapshot;
 use crate::state::State;
@@ -163,14 +163,15 @@ impl Backend for Machine {
     }
 }
 
-struct Pending(Arc<Mutex<Vec<Digest>>>);
+struct Pending(Arc<Mutex<Vec<Enrolment>>>);
 
 impl Fetch for Pending {
-    fn start(&mut self, digest: Digest, source: &str) {
-        assert!(source.starts_with("test://"));
+    fn start(&mut self, wanted: &Enrolment) {
+        assert!(wanted.source.starts_with("test://"));
         let mut pending = self.0.lock().unwrap();
-        assert!(!pending.contains(&digest), "one fetch at a time per digest");
-        pending.push(digest);
+        let twice = pending.iter().any(|other| other.digest == wanted.digest);
+        assert!(!twice, "one fetch at a time per digest");
+        pending.push(wanted.clone());
     }
 }
 
@@ -186,7 +187,7 @@ struct Client {
 struct World {
     random: Random,
     stepper: Stepper,
-    pending: Arc<Mutex<Vec<Digest>>>,
+    pending: Arc<Mutex<Vec<Enrolment>>>,
     clients: Vec<Client>,
     now: Instant,
     done: u64,
@@ -235,8 +236,13 @@ impl World {
 
     fn enrol(&mut self, number: u8, pinned: bool) {
         let floor = if pinned { Floor::Device } else { Floor::None };
-        let enrolment = Enrolment { digest: digest(number), source: format!("test://{number}"), pinned, floor };
-        self.stepper.take(Command::Change { enrol: vec![(enrolment, None)], retire: Vec::new() }, self.now);
+        let source = format!("test://{number}");
+        self.enrol_from(Enrolment { digest: digest(number), source, pinned, floor, base_digest: None });
+    }
+
+    fn enrol_from(&mut self, enrolment: Enrolment) {
+        let newcomer = Newcomer { enrolment, on_disk: false, loaded: None };
+        self.stepper.take(Command::Change { enrol: vec![newcomer], retire: Vec::new() }, self.now);
     }
 
     fn submit(&mut self, owner: KvOwner, prompt: Vec<u32>, max_tokens: u32, choices: u64) {
@@ -290,18 +296,11 @@ impl World {
         let at = self.random.below(pending.len() as u64) as usize;
         let fetched = pending.swap_remove(at);
         drop(pending);
-        let number = fetched.as_bytes()[0] - 1;
+        let number = fetched.digest.as_bytes()[0] - 1;
         let result = if number == BROKEN {
             Err(Refusal::new(422, "Malformed", "broken on purpose"))
         } else {
-            Ok(Loaded {
-                adapter: Arc::new(HostAdapter { digest: fetched, bytes: vec![number], fitted: Fitted::default() }),
-                bytes: 10 + u64::from(number),
-                pages: 1 + u32::from(number),
-                rank: 8,
-                modules: 2,
-                on_disk: false,
-            })
+            Ok(loaded(fetched.digest))
         };
         self.stepper.take(Command::Fetched(fetched, result), self.now);
     }
@@ -363,6 +362,18 @@ impl World {
         assert!(snapshot.idle());
         assert_eq!(snapshot.pages.kv, 0);
         assert!(snapshot.adapters.iter().all(|facts| facts.leases == 0));
+    }
+}
+
+fn loaded(digest: Digest) -> Loaded {
+    let number = digest.as_bytes()[0] - 1;
+    Loaded {
+        adapter: Arc::new(HostAdapter { digest, bytes: vec![number], fitted: Fitted::default() }),
+        bytes: 10 + u64::from(number),
+        pages: 1 + u32::from(number),
+        rank: 8,
+        modules: 2,
+        on_disk: false,
     }
 }
 
@@ -497,4 +508,47 @@ fn ten_requests_behind_a_broken_adapter_get_ten_typed_errors() {
     world.submit(KvOwner::Base, vec![1], 1, 1);
     world.settle();
     assert_eq!(world.done, 1);
+}
+
+#[test]
+fn what_failed_for_an_old_enrolment_is_not_held_against_the_new_one() {
+    let mut world = World::new(4, limits(), 64);
+    let broken = digest(BROKEN);
+    let refused = |world: &World| world.stepper.state.residency.refusal(&broken, world.now);
+    let wanted = |source: &str, claim: Option<Digest>| Enrolment {
+        digest: broken,
+        source: source.to_owned(),
+        pinned: false,
+        floor: Floor::None,
+        base_digest: claim,
+    };
+    let other = || wanted("test://other", Some(digest(0)));
+    // Refused for good, until somebody changes something: another source, another claim, or away and back again.
+    let changes: [&dyn Fn(&mut World); 3] =
+        [&|world| world.enrol_from(wanted("test://other", None)), &|world| world.enrol_from(other()), &|world| {
+            world.stepper.take(Command::Change { enrol: Vec::new(), retire: vec![broken] }, world.now);
+            world.enrol_from(other());
+        }];
+    for change in changes {
+        world.submit(KvOwner::Adapter(broken), vec![1], 1, 1);
+        world.step();
+        let fetched = world.pending.lock().unwrap().pop().unwrap();
+        world.stepper.take(Command::Fetched(fetched, Err(Refusal::new(422, "Malformed", "broken"))), world.now);
+        world.step();
+        assert!(world.clients.is_empty() && refused(&world).is_some());
+        change(&mut world);
+        assert_eq!(refused(&world), None);
+    }
+    // The source changes while the fetch is under way: its end is nobody's, and the one who waits waits on.
+    world.submit(KvOwner::Adapter(broken), vec![1], 1, 1);
+    world.step();
+    let old = world.pending.lock().unwrap().pop().unwrap();
+    world.enrol_from(wanted("test://new", None));
+    world.stepper.take(Command::Fetched(old, Err(Refusal::new(422, "Malformed", "broken"))), world.now);
+    assert_eq!((world.clients.len(), refused(&world)), (1, None));
+    world.step();
+    let new = world.pending.lock().unwrap().pop().unwrap();
+    assert_eq!(new, wanted("test://new", None));
+    world.stepper.take(Command::Fetched(new, Ok(loaded(broken))), world.now);
+    world.settle();
 }

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use crate::metrics::Meter;
 use crate::moves;
 use crate::refusal::Refusal;
-use crate::residency::{Enrolment, Loaded};
+use crate::residency::{Enrolment, Loaded, Newcomer};
 use crate::schedule;
 use crate::sequence::NewSequence;
 use crate::snapshot::Snapshot;
@@ -24,16 +24,16 @@ pub enum Command {
     /// The sequences of one request.
     Submit(Vec<NewSequence>),
     /// Adapters to know from now on, perhaps with their bytes at hand; and those that nobody may name any more.
-    Change { enrol: Vec<(Enrolment, Option<Loaded>)>, retire: Vec<Digest> },
-    /// The end of a fetch.
-    Fetched(Digest, Result<Loaded, Refusal>),
+    Change { enrol: Vec<Newcomer>, retire: Vec<Digest> },
+    /// The end of a fetch, with what it was started for.
+    Fetched(Enrolment, Result<Loaded, Refusal>),
     /// End the thread; what still runs is cut off.
     Stop,
 }
 
 /// Starts fetches on threads of its own; each ends in one `Command::Fetched`.
 pub trait Fetch: Send {
-    fn start(&mut self, digest: Digest, source: &str);
+    fn start(&mut self, wanted: &Enrolment);
 }
 
 pub struct Stepper {
@@ -124,16 +124,20 @@ impl Stepper {
         match command {
             Command::Submit(sequences) => sequences.into_iter().for_each(|sequence| self.state.accept(sequence, now)),
             Command::Change { enrol, retire } => {
-                for (enrolment, loaded) in enrol {
+                for Newcomer { enrolment, on_disk, loaded } in enrol {
                     let digest = enrolment.digest;
-                    self.state.residency.enrol(enrolment, now);
+                    self.state.residency.enrol(enrolment, on_disk, now);
                     if let Some(loaded) = loaded {
                         self.arrive(digest, Ok(loaded), now);
                     }
                 }
                 retire.into_iter().for_each(|digest| self.state.residency.retire(digest));
             }
-            Command::Fetched(digest, result) => self.arrive(digest, result, now),
+            Command::Fetched(wanted, Err(refusal)) if !self.state.residency.still_asks_for(&wanted) => {
+                tracing::info!(digest = %wanted.digest, source = wanted.source, %refusal, "a fetch that is no longer wanted");
+                self.state.residency.fetch_undone(&wanted.digest);
+            }
+            Command::Fetched(wanted, result) => self.arrive(wanted.digest, result, now),
             Command::Stop => return false,
         }
         true
@@ -159,8 +163,8 @@ impl Stepper {
         self.changed |= !moves.is_empty();
         self.meter.moved(&moves);
         for digest in self.state.apply(&moves, now) {
-            if let Some(source) = self.state.residency.source(&digest) {
-                self.fetch.start(digest, source);
+            if let Some(wanted) = self.state.residency.enrolment(&digest) {
+                self.fetch.start(wanted);
             }
         }
     }

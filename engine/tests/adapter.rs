@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use lorafleet_artifact::safetensors::{Safetensors, SafetensorsLimits};
-use lorafleet_artifact::{BaseShape, Digest, FloatType, HuggingFaceConfig, Policy, SourceUri};
-use lorafleet_engine::adapter::{BaseTensors, DiskCache, Exactness, LoadError, LoadedAdapter, Loader, Origin};
+use lorafleet_artifact::{BaseShape, Claims, Digest, FloatType, HuggingFaceConfig, Policy, SourceUri};
+use lorafleet_engine::adapter::{BaseTensors, DiskCache, Exactness, LoadError, LoadedAdapter, Loader, Origin, Room};
 use lorafleet_source::{Access, Progress, ReadLimits, Sources};
 
 fn cases() -> PathBuf {
@@ -58,11 +58,13 @@ fn loader(root: &Path, base: &str, disk: Option<DiskCache>) -> Loader {
         policy: Policy { require_base_digest: false, ..Policy::default() },
         tensors: Some(Arc::new(FileTensors::of(base))),
         disk,
+        room: Room::new(1 << 30),
     }
 }
 
 async fn load(loader: &Loader, folder: &Path, expected: Option<Digest>) -> Result<LoadedAdapter, LoadError> {
-    loader.load(folder.to_str().unwrap(), expected, &Progress::default()).await
+    let claims = Claims { digest: expected, base_digest: None };
+    loader.load(folder.to_str().unwrap(), claims, &Progress::default()).await
 }
 
 #[tokio::test]
@@ -93,7 +95,7 @@ async fn every_case() {
 async fn what_is_not_there_or_not_allowed() {
     let loader = loader(&cases().join("merge-a"), "base", None);
     let check = async |path: &str, status: u16, code: &str| {
-        let error = loader.load(path, None, &Progress::default()).await.unwrap_err();
+        let error = loader.load(path, Claims::default(), &Progress::default()).await.unwrap_err();
         assert_eq!((error.http_status(), error.code()), (status, code), "{path}: {error}");
     };
     let inside = cases().join("merge-a/missing");
@@ -173,6 +175,7 @@ async fn the_disk_budget_holds_and_the_longest_unused_goes() {
     let root = tempfile::tempdir().unwrap();
     let disk_root = root.path().join("cache");
     std::fs::create_dir_all(disk_root.join(".unfinished-0123")).unwrap();
+    std::fs::write(disk_root.join("7".repeat(64)), "no folder").unwrap();
     let folders = ["merge-a", "merge-b", "plain-r8-qv"].map(|case| copy_of(case, root.path()));
     // Room for two.
     let budget = 2 * (15_368 + 1042);
@@ -235,7 +238,7 @@ async fn copies_are_compared_with_the_opened_model() {
         let root = tempfile::tempdir().unwrap();
         let folder = copy_of(case, root.path());
         let mut loader = loader(root.path(), base, None);
-        loader.tensors = Some(Arc::new(lorafleet_engine::model::Model::open(&cases().join(base)).unwrap()));
+        loader.tensors = Some(Arc::new(lorafleet_backend::model::Model::open(&cases().join(base)).unwrap()));
         let loaded = load(&loader, &folder, None).await.unwrap();
         let copy = &loaded.adapter.fitted.base_copies[0];
         // One bit of one value in the middle of the copy.
@@ -258,7 +261,7 @@ async fn copies_are_compared_with_the_opened_model() {
 #[test]
 fn each_row_of_the_model_is_that_of_its_file() {
     for base in ["base", "base-tied"] {
-        let model = lorafleet_engine::model::Model::open(&cases().join(base)).unwrap();
+        let model = lorafleet_backend::model::Model::open(&cases().join(base)).unwrap();
         let file = FileTensors::of(base);
         for name in shape(base).tensor_names() {
             let dimensions = shape(base).tensor_shape(&name).unwrap();
@@ -274,4 +277,45 @@ fn each_row_of_the_model_is_that_of_its_file() {
         }
         assert_eq!(BaseTensors::row(&model, "model.layers.9.mlp.up_proj.weight", 0, &mut [0.0; 64]), None);
     }
+}
+
+#[tokio::test]
+async fn what_the_one_who_enrols_says_of_the_base_goes_before_what_the_file_says() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = copy_of("plain-r8-qv", root.path());
+    let (ours, other) = (Digest::from_bytes([1; 32]), Digest::from_bytes([2; 32]));
+    let mut loader = loader(root.path(), "base", Some(DiskCache::open(root.path().join("cache"), 1 << 20).unwrap()));
+    loader.policy = Policy { identities: vec![ours], require_base_digest: true, ..Policy::default() };
+    let load = async |claim: Option<Digest>, digest: Option<Digest>| {
+        let claims = Claims { digest, base_digest: claim };
+        loader.load(folder.to_str().unwrap(), claims, &Progress::default()).await
+    };
+    assert_eq!(load(None, None).await.unwrap_err().code(), "BaseUnknown");
+    assert_eq!(load(Some(other), None).await.unwrap_err().code(), "BaseMismatch");
+    let digest = load(Some(ours), None).await.unwrap().adapter.digest;
+    // The copy on disk is judged by the same claim.
+    assert_eq!(load(Some(ours), Some(digest)).await.unwrap().origin, Origin::Disk);
+    assert_eq!(load(Some(other), Some(digest)).await.unwrap_err().code(), "BaseMismatch");
+}
+
+#[tokio::test]
+async fn loads_wait_until_there_is_room_for_their_bytes() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = copy_of("plain-r8-qv", root.path());
+    let mut loader = loader(root.path(), "base", Some(DiskCache::open(root.path().join("cache"), 1 << 20).unwrap()));
+    // Less than one adapter: one at a time then, and never none.
+    loader.room = Room::new(9000);
+    let mut expected = None;
+    for origin in [Origin::Source, Origin::Disk] {
+        let held = loader.room.take(1).await.unwrap();
+        let mut loading = Box::pin(load(&loader, &folder, expected));
+        let early = tokio::time::timeout(std::time::Duration::from_millis(200), &mut loading).await;
+        assert!(early.is_err(), "it was loaded beside what takes the room");
+        drop(held);
+        let loaded = loading.await.unwrap();
+        assert_eq!(loaded.origin, origin);
+        expected = Some(loaded.adapter.digest);
+    }
+    let two = tokio::join!(load(&loader, &folder, expected), load(&loader, &folder, None));
+    assert!(two.0.is_ok() && two.1.is_ok());
 }

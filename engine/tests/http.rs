@@ -14,5 +14,6 @@ mod http {
     mod mixing;
     mod openai;
     mod placement;
+    mod restart;
     mod tiers;
 }

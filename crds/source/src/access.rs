@@ -204,6 +204,14 @@ impl Sources {
         }
     }
 
+    /// Makes the clients of all places before somebody waits for one: reading certificates and profiles takes longer than
+    /// reading a small adapter. Asks no store. What is wrong with a place is said when it is used.
+    pub async fn prepare(&self) {
+        for place in self.places.iter().filter(|place| place.access.prefix.scheme() == Scheme::S3) {
+            let _ = self.client(place).await;
+        }
+    }
+
     pub(crate) async fn client_for(&self, uri: &SourceUri) -> Result<&aws_sdk_s3::Client, SourceError> {
         self.client(self.place(uri)?).await
     }

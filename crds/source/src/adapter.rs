@@ -10,7 +10,7 @@ use lorafleet_artifact::{
 
 use crate::access::Sources;
 use crate::error::SourceError;
-use crate::listing::Version;
+use crate::listing::{FileInfo, Listing, Version};
 
 /// Why an adapter could not be had: the way to it, or the adapter itself.
 #[derive(Debug, thiserror::Error)]
@@ -72,7 +72,7 @@ pub struct ReadAdapter {
 }
 
 /// Both files, as they are in the store.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct AdapterBytes {
     pub config: Bytes,
     pub weights: Vec<u8>,
@@ -93,39 +93,81 @@ pub async fn read_adapter(
     keep: bool,
     progress: &Progress,
 ) -> Result<ReadAdapter, AdapterError> {
+    let listed = list_adapter(sources, uri).await?;
+    listed.read(sources, claims, base, policy, keep, progress).await
+}
+
+/// An adapter's folder as its store lists it.
+#[derive(Clone, Debug)]
+pub struct ListedAdapter {
+    listing: Listing,
+    config: FileInfo,
+    weights: FileInfo,
+}
+
+/// Looks for the adapter in a folder, without reading it.
+///
+/// # Errors
+/// Refused if the folder holds no adapter that can be read; Source for the way to it.
+pub async fn list_adapter(sources: &Sources, uri: &SourceUri) -> Result<ListedAdapter, AdapterError> {
     let listing = sources.list(uri).await?;
     if listing.single {
         let message = format!("the source '{uri}' is a file, expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}");
         return Err(Refusal::new(Reason::Malformed, message).into());
     }
     check_folder(listing.names())?;
-    let (Some(config), Some(weights)) = (listing.file(CONFIG_FILE), listing.file(WEIGHTS_FILE)) else {
+    let (Some(config), Some(weights)) = (listing.file(CONFIG_FILE).cloned(), listing.file(WEIGHTS_FILE).cloned())
+    else {
         return Err(Refusal::new(Reason::Malformed, format!("'{uri}' lacks a file of an adapter")).into());
     };
     if config.bytes > CONFIG_BYTES_MAX {
         let message = format!("{CONFIG_FILE} has {} bytes, the limit is {CONFIG_BYTES_MAX}", config.bytes);
         return Err(Refusal::new(Reason::TooLarge, message).into());
     }
-    progress.start(weights.bytes);
-    let mut download = sources.open(&listing, weights, 0..weights.bytes)?;
-    // Both requests at once: a small adapter is mostly round trips.
-    let (config, first) = tokio::join!(sources.read(&listing, config, 0..config.bytes), download.next());
-    let config = config?;
-    let mut verification = Verification::begin(&config, weights.bytes, claims, base, policy)?;
-    let mut next = first?;
-    let mut kept = Vec::new();
-    if keep {
-        kept.reserve_exact(usize::try_from(weights.bytes).unwrap_or(0));
+    Ok(ListedAdapter { listing, config, weights })
+}
+
+impl ListedAdapter {
+    /// Of the weights file.
+    pub fn bytes(&self) -> u64 {
+        self.weights.bytes
     }
-    while let Some(piece) = next {
-        verification.push(&piece)?;
-        progress.add(piece.len());
+
+    /// As [`read_adapter`].
+    ///
+    /// # Errors
+    /// As [`read_adapter`].
+    pub async fn read(
+        &self,
+        sources: &Sources,
+        claims: Claims,
+        base: &BaseShape,
+        policy: &Policy,
+        keep: bool,
+        progress: &Progress,
+    ) -> Result<ReadAdapter, AdapterError> {
+        let Self { listing, config, weights } = self;
+        progress.start(weights.bytes);
+        let mut download = sources.open(listing, weights, 0..weights.bytes)?;
+        // Both requests at once: a small adapter is mostly round trips.
+        let (config, first) = tokio::join!(sources.read(listing, config, 0..config.bytes), download.next());
+        let config = config?;
+        let mut verification = Verification::begin(&config, weights.bytes, claims, base, policy)?;
+        let mut next = first?;
+        let mut kept = Vec::new();
         if keep {
-            kept.extend_from_slice(&piece);
+            kept.reserve_exact(usize::try_from(weights.bytes).unwrap_or(0));
         }
-        next = download.next().await?;
+        while let Some(piece) = next {
+            verification.push(&piece)?;
+            progress.add(piece.len());
+            if keep {
+                kept.extend_from_slice(&piece);
+            }
+            next = download.next().await?;
+        }
+        let verified = verification.finish()?;
+        let bytes = keep.then_some(AdapterBytes { config, weights: kept });
+        Ok(ReadAdapter { verified, version: weights.version.clone(), bytes })
     }
-    let verified = verification.finish()?;
-    let bytes = keep.then_some(AdapterBytes { config, weights: kept });
-    Ok(ReadAdapter { verified, version: weights.version.clone(), bytes })
 }

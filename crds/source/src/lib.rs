@@ -17,9 +17,9 @@ mod local;
 mod s3;
 
 pub use access::{Access, AccessConfig, Credentials, ReadLimits, Sources};
-pub use adapter::{AdapterBytes, AdapterError, Progress, ReadAdapter, read_adapter};
+pub use adapter::{AdapterBytes, AdapterError, ListedAdapter, Progress, ReadAdapter, list_adapter, read_adapter};
 pub use base::{BaseError, ReadBase, read_base};
 pub use download::Download;
 pub use error::{ErrorKind, SourceError};
-pub use fetch::fetch_base;
+pub use fetch::{LocalBase, fetch_base};
 pub use listing::{FileInfo, Listing, Version};

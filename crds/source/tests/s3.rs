@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use lorafleet_artifact::{Claims, HuggingFaceConfig, Policy};
 use lorafleet_source::{
-    Access, AccessConfig, Credentials, ErrorKind, Progress, ReadLimits, SourceError, Sources, fetch_base, read_adapter,
-    read_base,
+    Access, AccessConfig, Credentials, ErrorKind, LocalBase, Progress, ReadLimits, SourceError, Sources, fetch_base,
+    read_adapter, read_base,
 };
 use support::{Fault, Proxy, Server, access_at, cases, quick_limits, sources_at, uri};
 
@@ -197,18 +197,35 @@ async fn adapters_and_bases() {
 
     let cache = tempfile::tempdir().unwrap();
     let source = uri("s3://bucket/base");
-    let folder = fetch_base(&sources, &source, cache.path(), &progress).await.unwrap();
+    let fetch = async |expected| fetch_base(&sources, &source, expected, cache.path(), &progress).await;
+    let first = fetch(found.digest).await.unwrap();
+    assert!(first.fetched && Some(first.digest) == found.digest);
+    let folder = first.path.clone();
     let same = |name: &str| {
         std::fs::read(folder.join(name)).unwrap() == std::fs::read(cases().join("base").join(name)).unwrap()
     };
     assert!(same("model.safetensors") && same("config.json") && same("tokenizer.json"));
     assert!(!folder.join("answers.json").exists());
-    // Again: from disk. Changed: anew, and the old version goes.
-    assert_eq!(fetch_base(&sources, &source, cache.path(), &progress).await.unwrap(), folder);
+    // Again: from disk.
+    let again = LocalBase { fetched: false, ..first.clone() };
+    assert_eq!(fetch(None).await.unwrap(), again);
+    // Changed: what is expected is still here; anything else is refused and leaves nothing.
     server.put("bucket/base/chat_template.jinja", b"other");
-    let other = fetch_base(&sources, &source, cache.path(), &progress).await.unwrap();
-    assert!(other != folder && !folder.exists());
+    assert_eq!(fetch(found.digest).await.unwrap(), again);
+    let strange = lorafleet_artifact::Digest::from_bytes([7; 32]);
+    let error = fetch(Some(strange)).await.unwrap_err();
+    assert!(error.code() == "DigestMismatch" && error.to_string().contains(&strange.hex()), "{error}");
     assert_eq!(std::fs::read_dir(cache.path()).unwrap().count(), 1);
+    // The present version, and the old one goes.
+    let other = fetch(None).await.unwrap();
+    assert!(other.fetched && other.digest != first.digest && !folder.exists());
+    assert_eq!(std::fs::read_dir(cache.path()).unwrap().count(), 1);
+    // Without the store, what is here under its digest is enough, and nothing else is.
+    drop(server);
+    assert_eq!(fetch(Some(other.digest)).await.unwrap(), LocalBase { fetched: false, ..other.clone() });
+    assert_eq!(fetch(None).await.unwrap_err().code(), "SourceUnavailable");
+    other.discard().await.unwrap();
+    assert_eq!(std::fs::read_dir(cache.path()).unwrap().count(), 0);
 }
 
 /// Prints what a load of 2 MB costs; the limit is generous, because test machines are busy.

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lorafleet_artifact::{CONFIG_BYTES_MAX, CONFIG_FILE, Digest, WEIGHTS_FILE};
 use lorafleet_source::AdapterBytes;
@@ -17,13 +17,15 @@ const UNFINISHED: &str = ".unfinished-";
 pub struct DiskCache {
     root: PathBuf,
     budget_bytes: u64,
-    index: Mutex<Index>,
+    index: Arc<Mutex<Index>>,
 }
 
 #[derive(Debug, Default)]
 struct Index {
     entries: BTreeMap<Digest, Entry>,
     used_bytes: u64,
+    /// Of copies that are being written.
+    writing_bytes: u64,
     /// Counts uses; a larger number is a later use.
     clock: u64,
 }
@@ -50,16 +52,29 @@ impl DiskCache {
             if name.starts_with(UNFINISHED) {
                 std::fs::remove_dir_all(entry.path())?;
             } else if let Ok(digest) = format!("sha256:{name}").parse::<Digest>() {
-                let modified = entry.metadata()?.modified()?;
-                found.push((modified, digest, folder_bytes(&entry.path())?));
+                match entry.metadata().and_then(|meta| Ok((meta.modified()?, folder_bytes(&entry.path())?))) {
+                    Ok((modified, bytes)) => found.push((modified, digest, bytes)),
+                    Err(error) => {
+                        // A copy that cannot be used, such as a plain file in its place, must not keep the engine from
+                        // starting, nor a new copy from taking its name.
+                        tracing::warn!(%digest, %error, "what stands in the place of a copy is removed");
+                        let path = entry.path();
+                        if entry.file_type()?.is_dir() {
+                            std::fs::remove_dir_all(path)?
+                        } else {
+                            std::fs::remove_file(path)?
+                        }
+                    }
+                }
             }
         }
         found.sort_unstable();
-        let cache = Self { root, budget_bytes, index: Mutex::default() };
+        let cache = Self { root, budget_bytes, index: Arc::default() };
         for (_, digest, bytes) in found {
             cache.index().insert(digest, bytes);
         }
-        for digest in cache.index().victims(budget_bytes, 0) {
+        let victims = cache.index().victims(budget_bytes);
+        for digest in victims {
             std::fs::remove_dir_all(cache.folder(digest))?;
         }
         Ok(cache)
@@ -75,6 +90,11 @@ impl DiskCache {
 
     pub fn holds(&self, digest: Digest) -> bool {
         self.index().entries.contains_key(&digest)
+    }
+
+    /// Bytes of both files of a copy; 0 if there is none.
+    pub fn bytes_of(&self, digest: Digest) -> u64 {
+        self.index().entries.get(&digest).map_or(0, |entry| entry.bytes)
     }
 
     /// Both files of a copy. The caller verifies them.
@@ -95,29 +115,27 @@ impl DiskCache {
         }
     }
 
-    /// Keeps a copy, letting go of the longest unused ones. Whether it is there now.
-    pub async fn put(&self, digest: Digest, bytes: &AdapterBytes) -> bool {
-        let size = (bytes.config.len() + bytes.weights.len()) as u64;
-        if size > self.budget_bytes {
-            return false;
-        }
+    /// Keeps a copy, letting go of the longest unused ones. Whether it is there now. What was begun is finished, also if
+    /// nobody waits for it any more.
+    pub async fn put(&self, digest: Digest, bytes: &Arc<AdapterBytes>) -> bool {
         if self.holds(digest) {
             return true;
         }
-        let victims = self.index().victims(self.budget_bytes, size);
-        for victim in victims {
-            self.delete(victim).await;
-        }
-        match self.write(digest, bytes).await {
-            Ok(()) => {
-                self.index().insert(digest, size);
-                true
+        let size = (bytes.config.len() + bytes.weights.len()) as u64;
+        let Some(victims) = self.index().make_room(self.budget_bytes, size) else { return false };
+        let (root, index, bytes) = (self.root.clone(), self.index.clone(), bytes.clone());
+        let written = tokio::task::spawn_blocking(move || {
+            let written = victims.iter().try_for_each(|victim| delete(&folder(&root, *victim)));
+            let written = written.and_then(|()| write(&root, digest, &bytes));
+            let mut index = lock(&index);
+            index.writing_bytes -= size;
+            match written {
+                Ok(()) => index.insert(digest, size),
+                Err(error) => tracing::warn!(%digest, %error, "the disk cache cannot keep a copy"),
             }
-            Err(error) => {
-                tracing::warn!(%digest, %error, "the disk cache cannot keep a copy");
-                false
-            }
-        }
+            index.entries.contains_key(&digest)
+        });
+        written.await.unwrap_or(false)
     }
 
     pub async fn remove(&self, digest: Digest) {
@@ -126,42 +144,55 @@ impl DiskCache {
     }
 
     async fn delete(&self, digest: Digest) {
-        match tokio::fs::remove_dir_all(self.folder(digest)).await {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                tracing::warn!(%digest, %error, "the disk cache cannot remove a copy");
-            }
-            _ => {}
+        let folder = self.folder(digest);
+        if let Ok(Err(error)) = tokio::task::spawn_blocking(move || delete(&folder)).await {
+            tracing::warn!(%digest, %error, "the disk cache cannot remove a copy");
         }
-    }
-
-    async fn write(&self, digest: Digest, bytes: &AdapterBytes) -> std::io::Result<()> {
-        let mut random = [0; 8];
-        getrandom::fill(&mut random).map_err(std::io::Error::other)?;
-        let unfinished = self.root.join(format!("{UNFINISHED}{:016x}", u64::from_le_bytes(random)));
-        tokio::fs::create_dir(&unfinished).await?;
-        let written = async {
-            tokio::fs::write(unfinished.join(CONFIG_FILE), &bytes.config).await?;
-            tokio::fs::write(unfinished.join(WEIGHTS_FILE), &bytes.weights).await?;
-            tokio::fs::rename(&unfinished, self.folder(digest)).await
-        };
-        let written = written.await;
-        if written.is_err() {
-            // Another load of the same adapter may have been first, which is as good.
-            let _ = tokio::fs::remove_dir_all(&unfinished).await;
-            if tokio::fs::try_exists(self.folder(digest).join(WEIGHTS_FILE)).await.unwrap_or(false) {
-                return Ok(());
-            }
-        }
-        written
     }
 
     fn folder(&self, digest: Digest) -> PathBuf {
-        self.root.join(digest.hex())
+        folder(&self.root, digest)
     }
 
     fn index(&self) -> MutexGuard<'_, Index> {
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.index)
     }
+}
+
+fn lock(index: &Mutex<Index>) -> MutexGuard<'_, Index> {
+    index.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn folder(root: &Path, digest: Digest) -> PathBuf {
+    root.join(digest.hex())
+}
+
+fn delete(folder: &Path) -> std::io::Result<()> {
+    match std::fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn write(root: &Path, digest: Digest, bytes: &AdapterBytes) -> std::io::Result<()> {
+    let random = getrandom::u64().map_err(std::io::Error::other)?;
+    let unfinished = root.join(format!("{UNFINISHED}{random:016x}"));
+    let write = || {
+        std::fs::create_dir(&unfinished)?;
+        std::fs::write(unfinished.join(CONFIG_FILE), &bytes.config)?;
+        std::fs::write(unfinished.join(WEIGHTS_FILE), &bytes.weights)?;
+        std::fs::rename(&unfinished, folder(root, digest))
+    };
+    let written = write();
+    if written.is_err() {
+        // A full disk must not stay full of halves.
+        let _ = delete(&unfinished);
+        // Another load of the same adapter may have been first, which is as good.
+        if folder(root, digest).join(WEIGHTS_FILE).exists() {
+            return Ok(());
+        }
+    }
+    written
 }
 
 impl Index {
@@ -184,14 +215,23 @@ impl Index {
         }
     }
 
-    /// Forgets the longest unused until `bytes` more fit, and says which.
-    fn victims(&mut self, budget_bytes: u64, bytes: u64) -> Vec<Digest> {
+    /// Forgets the longest unused until `bytes` more fit, counts these as being written, and says which must go; `None` if
+    /// they cannot fit, or only beside what others are writing.
+    fn make_room(&mut self, budget_bytes: u64, bytes: u64) -> Option<Vec<Digest>> {
+        if self.writing_bytes.saturating_add(bytes) > budget_bytes {
+            return None;
+        }
+        let victims = self.victims(budget_bytes - self.writing_bytes - bytes);
+        self.writing_bytes += bytes;
+        Some(victims)
+    }
+
+    /// Forgets the longest unused until no more than `most_bytes` are left, and says which.
+    fn victims(&mut self, most_bytes: u64) -> Vec<Digest> {
         let mut victims = Vec::new();
-        while self.used_bytes + bytes > budget_bytes {
-            let Some(digest) = self.entries.iter().min_by_key(|(_, entry)| entry.used).map(|(digest, _)| *digest)
-            else {
-                break;
-            };
+        while self.used_bytes > most_bytes {
+            let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.used).map(|(digest, _)| *digest);
+            let Some(digest) = oldest else { break };
             self.forget(digest);
             victims.push(digest);
         }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use lorafleet_artifact::{BaseShape, Claims, Digest, Policy, Reason, Refusal, SourceUri, Verification, Verified};
 use lorafleet_backend::HostAdapter;
-use lorafleet_source::{AdapterBytes, AdapterError, ErrorKind, Progress, SourceError, Sources, read_adapter};
+use lorafleet_source::{AdapterBytes, AdapterError, ErrorKind, Progress, SourceError, Sources, list_adapter};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::{BaseTensors, DiskCache, check_copies};
 
@@ -17,6 +18,29 @@ pub struct Loader {
     /// The base's own weights, for adapters that carry copies of them. Without it, such adapters are refused.
     pub tensors: Option<Arc<dyn BaseTensors>>,
     pub disk: Option<DiskCache>,
+    pub room: Room,
+}
+
+/// What loads may hold in memory at the same time, before their adapters are counted elsewhere.
+#[derive(Debug)]
+pub struct Room {
+    kib: u32,
+    free: Semaphore,
+}
+
+impl Room {
+    pub fn new(bytes: u64) -> Self {
+        let kib = u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX).max(1);
+        Self { kib, free: Semaphore::new(kib as usize) }
+    }
+
+    /// Waits for so many bytes, or for all there are: one that is too large is refused by the policy, not here. First
+    /// come, first served.
+    pub async fn take(&self, bytes: u64) -> Option<SemaphorePermit<'_>> {
+        let kib = u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX).clamp(1, self.kib);
+        // An error would mean that the semaphore was closed, which nobody does.
+        self.free.acquire_many(kib).await.ok()
+    }
 }
 
 #[derive(Debug)]
@@ -91,44 +115,39 @@ impl LoadError {
 }
 
 impl Loader {
-    /// Fetches and verifies one adapter. `source` is a URI or an absolute path; with `expected`, a copy in the disk
-    /// cache is taken before the source is asked, and any other content is refused.
+    /// Fetches and verifies one adapter. `source` is a URI or an absolute path; with a digest among the claims, a copy in
+    /// the disk cache is taken before the source is asked, and any other content is refused.
     ///
     /// # Errors
     /// Typed; nothing is left behind.
-    pub async fn load(
-        &self,
-        source: &str,
-        expected: Option<Digest>,
-        progress: &Progress,
-    ) -> Result<LoadedAdapter, LoadError> {
+    pub async fn load(&self, source: &str, claims: Claims, progress: &Progress) -> Result<LoadedAdapter, LoadError> {
         let uri: SourceUri = source.parse()?;
         // Also for what is on disk: a source that is no longer allowed is not served from its copy.
         self.sources.access(&uri)?;
-        let claims = Claims { digest: expected, base_digest: None };
-        if let Some(digest) = expected
-            && let Some((verified, bytes)) = self.copy_on_disk(digest, claims).await?
-        {
-            return Ok(LoadedAdapter { adapter: self.finish(verified, bytes)?, origin: Origin::Disk, on_disk: true });
+        if let Some((disk, digest)) = self.disk.as_ref().zip(claims.digest) {
+            let _room = self.room.take(disk.bytes_of(digest)).await;
+            if let Some((verified, bytes)) = self.copy_on_disk(disk, digest, claims).await {
+                let adapter = self.finish(verified, bytes)?;
+                return Ok(LoadedAdapter { adapter, origin: Origin::Disk, on_disk: true });
+            }
         }
-        let read = read_adapter(&self.sources, &uri, claims, &self.base, &self.policy, true, progress).await?;
+        let listed = list_adapter(&self.sources, &uri).await?;
+        let _room = self.room.take(listed.bytes()).await;
+        let read = listed.read(&self.sources, claims, &self.base, &self.policy, true, progress).await?;
         let bytes = read.bytes.ok_or_else(|| Refusal::new(Reason::Malformed, "the adapter's bytes were not kept"))?;
+        let bytes = Arc::new(bytes);
         let digest = read.verified.digest;
         let on_disk = match &self.disk {
             None => false,
             Some(disk) => disk.put(digest, &bytes).await,
         };
+        let bytes = Arc::try_unwrap(bytes).unwrap_or_else(|shared| (*shared).clone());
         Ok(LoadedAdapter { adapter: self.finish(read.verified, bytes)?, origin: Origin::Source, on_disk })
     }
 
     /// The disk's copy, verified like the source's. A copy that fails is removed and asked for anew.
-    async fn copy_on_disk(
-        &self,
-        digest: Digest,
-        claims: Claims,
-    ) -> Result<Option<(Verified, AdapterBytes)>, LoadError> {
-        let Some(disk) = &self.disk else { return Ok(None) };
-        let Some(bytes) = disk.get(digest, self.policy.max_adapter_bytes).await else { return Ok(None) };
+    async fn copy_on_disk(&self, disk: &DiskCache, digest: Digest, claims: Claims) -> Option<(Verified, AdapterBytes)> {
+        let bytes = disk.get(digest, self.policy.max_adapter_bytes).await?;
         let verify = || -> Result<Verified, Refusal> {
             let size = bytes.weights.len() as u64;
             let mut verification = Verification::begin(&bytes.config, size, claims, &self.base, &self.policy)?;
@@ -136,11 +155,11 @@ impl Loader {
             verification.finish()
         };
         match verify() {
-            Ok(verified) => Ok(Some((verified, bytes))),
+            Ok(verified) => Some((verified, bytes)),
             Err(refusal) => {
                 tracing::warn!(%digest, %refusal, "the disk cache's copy does not pass; it is fetched again");
                 disk.remove(digest).await;
-                Ok(None)
+                None
             }
         }
     }

@@ -20,7 +20,7 @@ pub async fn load(State(app): State<Arc<App>>, request: Request<Body>) -> Result
     app.keys.admin(request.headers())?;
     app.open()?;
     let most = app.fleet.engine().limits.max_body_bytes;
-    let request: LoadRequest = from_json(&body(request, most).await?)?;
+    let request: LoadRequest = from_json(&body(request, most, &app.bodies).await?.bytes)?;
     let reply = app.fleet.load(request).await?;
     Ok(json(200, &reply))
 }
@@ -28,17 +28,17 @@ pub async fn load(State(app): State<Arc<App>>, request: Request<Body>) -> Result
 pub async fn unload(State(app): State<Arc<App>>, request: Request<Body>) -> Result<Response, Refusal> {
     app.keys.admin(request.headers())?;
     let most = app.fleet.engine().limits.max_body_bytes;
-    let request: UnloadRequest = from_json(&body(request, most).await?)?;
+    let request: UnloadRequest = from_json(&body(request, most, &app.bodies).await?.bytes)?;
     let digests = app.fleet.unload(&request.lora_name)?;
     Ok(json(200, &serde_json::json!({ "lora_name": request.lora_name, "digests": digests })))
 }
 
 pub async fn place(State(app): State<Arc<App>>, request: Request<Body>) -> Result<Response, Refusal> {
     app.keys.admin(request.headers())?;
-    let bytes = body(request, app.fleet.engine().limits.max_placement_bytes).await?;
+    let received = body(request, app.fleet.engine().limits.max_placement_bytes, &app.placements).await?;
     let placing = app.clone();
     // Large ones take a while to read, and they are written to disk.
-    let placed = tokio::task::spawn_blocking(move || placing.fleet.place(from_json::<Placement>(&bytes)?));
+    let placed = tokio::task::spawn_blocking(move || placing.fleet.place(from_json::<Placement>(&received.bytes)?));
     placed.await.unwrap_or_else(|error| Err(Refusal::new(500, "Internal", error.to_string())))?;
     Ok(json(200, &describe(&app)))
 }
@@ -81,6 +81,7 @@ fn describe(app: &App) -> Report {
         base: BaseReport {
             name: app.base.name.clone(),
             digest: app.base.digest,
+            origin: Some(app.base.origin),
             max_model_tokens: app.fleet.engine().limits.max_model_tokens,
         },
         role: Role::Shared,

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use super::answer::{Choice, Delta, Reply, Usage};
 use super::ask::{Ask, Bounds, Kind};
 use super::shapes::{self, Progress};
-use super::{App, body, json};
+use super::{App, Received, body, json};
 use crate::names::Resolved;
 use crate::pages::KvOwner;
 use crate::refusal::Refusal;
@@ -34,8 +34,8 @@ async fn run(app: Arc<App>, kind: Kind, request: Request<Body>) -> Result<Respon
     let arrived = Instant::now();
     app.keys.client(request.headers())?;
     app.open()?;
-    let bytes = body(request, app.fleet.engine().limits.max_body_bytes).await?;
-    let ask = parse(app.clone(), kind, bytes).await?;
+    let received = body(request, app.fleet.engine().limits.max_body_bytes, &app.bodies).await?;
+    let ask = parse(app.clone(), kind, received).await?;
     let choices = submit(&app, &ask, arrived)?;
     let reply = reply(&app, &ask)?;
     let versioned = ask.resolved.versioned();
@@ -44,14 +44,15 @@ async fn run(app: Arc<App>, kind: Kind, request: Request<Body>) -> Result<Respon
     } else {
         collected(&app, &ask, &reply, choices).await?
     };
-    if let Some(value) = versioned.and_then(|name| HeaderValue::from_str(&name).ok()) {
+    // Names may hold any letter; as bytes they are UTF-8.
+    if let Some(value) = versioned.and_then(|name| HeaderValue::from_bytes(name.as_bytes()).ok()) {
         response.headers_mut().insert("x-lorafleet-adapter", value);
     }
     Ok(response)
 }
 
 /// Templates and tokenizers take their time over long texts, so they do not run on the threads that stream.
-async fn parse(app: Arc<App>, kind: Kind, bytes: Bytes) -> Result<Ask, Refusal> {
+async fn parse(app: Arc<App>, kind: Kind, received: Received) -> Result<Ask, Refusal> {
     let parsed = tokio::task::spawn_blocking(move || {
         let limits = &app.fleet.engine().limits;
         let bounds = Bounds {
@@ -63,7 +64,7 @@ async fn parse(app: Arc<App>, kind: Kind, bytes: Bytes) -> Result<Ask, Refusal> 
             let name = if model.is_empty() { &app.base.name } else { model };
             Ok((name.to_owned(), app.fleet.resolve(model)?))
         };
-        Ask::parse(kind, &bytes, &app.text, bounds, unix_s(), resolve)
+        Ask::parse(kind, &received.bytes, &app.text, bounds, unix_s(), resolve)
     });
     parsed.await.unwrap_or_else(|error| Err(Refusal::new(500, "Internal", error.to_string())))
 }

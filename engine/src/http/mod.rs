@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderValue, Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -22,6 +22,7 @@ use axum::routing::{get, post, put};
 use futures::StreamExt as _;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::fleet::Fleet;
 use crate::metrics::Meter;
@@ -38,6 +39,9 @@ pub struct App {
     pub keys: Keys,
     pub meter: Arc<Meter>,
     pub draining: AtomicBool,
+    /// KiB that the bodies of requests may take together until they are understood; placements apart.
+    pub bodies: Arc<Semaphore>,
+    pub placements: Arc<Semaphore>,
     /// Numbers the prompts, so that choices of one prompt can share its pages.
     pub groups: AtomicU64,
     /// Seconds since 1970.
@@ -49,6 +53,8 @@ pub struct App {
 pub struct Base {
     pub name: String,
     pub digest: lorafleet_artifact::Digest,
+    /// Where its files were at this start.
+    pub origin: lorafleet_crds::wire::Tier,
     pub vocabulary: u32,
     /// What the model was made for; `Limits::max_model_tokens` is what is served.
     pub context: u32,
@@ -64,6 +70,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completion))
         .route("/v1/models", get(observe::models))
+        .route("/v1/models/{*model}", get(observe::model))
         .route("/v1/load_lora_adapter", post(admin::load))
         .route("/v1/unload_lora_adapter", post(admin::unload))
         .route("/v1/placement", put(admin::place))
@@ -112,29 +119,58 @@ async fn count(State(app): State<Arc<App>>, request: Request<Body>, next: axum::
     response
 }
 
+/// A whole body, with its share of the room that all bodies have together; gives it back when it is dropped.
+struct Received {
+    bytes: Vec<u8>,
+    _room: Option<OwnedSemaphorePermit>,
+}
+
 /// The whole body, within the limits of size and time.
 ///
 /// # Errors
-/// 413 above the limit, 408 if it takes too long.
-async fn body(request: Request<Body>, most: usize) -> Result<Bytes, Refusal> {
+/// 413 above the limit, 408 if it takes too long, 429 if the bodies of other requests fill the room.
+async fn body(request: Request<Body>, most: usize, room: &Arc<Semaphore>) -> Result<Received, Refusal> {
     let declared = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-    let too_large =
-        |bytes: String| Refusal::new(413, "BodyTooLarge", format!("the body has {bytes} bytes, the limit is {most}"));
     if let Some(bytes) = declared.filter(|bytes: &usize| *bytes > most) {
         // A client that waits for `100 Continue` has sent nothing yet, and shall not.
         if !request.headers().contains_key(header::EXPECT) {
             discard(request.into_body(), most).await;
         }
-        return Err(too_large(bytes.to_string()));
+        return Err(too_large(bytes, most));
     }
-    let read = axum::body::to_bytes(request.into_body(), most);
-    match tokio::time::timeout(BODY_TIME_MAX, read).await {
-        Ok(Ok(bytes)) => Ok(bytes),
-        // With the limit as the only limit of this reader, everything else is a connection that broke.
-        Ok(Err(error)) if error.to_string().contains("limit") => Err(too_large(format!("more than {most}"))),
-        Ok(Err(error)) => Err(Refusal::new(400, "InvalidRequest", format!("the body could not be read: {error}"))),
+    match tokio::time::timeout(BODY_TIME_MAX, receive(request.into_body(), most, room)).await {
+        Ok(received) => received,
         Err(_) => Err(Refusal::new(408, "BodyTimeout", format!("the body did not arrive within {BODY_TIME_MAX:?}"))),
     }
+}
+
+/// Room is taken for what has come, not for what is announced: who sends slowly holds little of it.
+async fn receive(body: Body, most: usize, room: &Arc<Semaphore>) -> Result<Received, Refusal> {
+    let mut pieces = body.into_data_stream();
+    let mut received = Received { bytes: Vec::new(), _room: None };
+    let mut kib = 0;
+    while let Some(piece) = pieces.next().await {
+        let piece = piece
+            .map_err(|error| Refusal::new(400, "InvalidRequest", format!("the body could not be read: {error}")))?;
+        let bytes = received.bytes.len() + piece.len();
+        if bytes > most {
+            return Err(too_large(bytes, most));
+        }
+        let more = u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX) - kib;
+        let taken = room.clone().try_acquire_many_owned(more);
+        let taken = taken.map_err(|_| Refusal::busy("the bodies of other requests take all the room there is"))?;
+        match &mut received._room {
+            Some(room) => room.merge(taken),
+            none => *none = Some(taken),
+        }
+        kib += more;
+        received.bytes.extend_from_slice(&piece);
+    }
+    Ok(received)
+}
+
+fn too_large(bytes: usize, most: usize) -> Refusal {
+    Refusal::new(413, "BodyTooLarge", format!("the body has {bytes} bytes or more, the limit is {most}"))
 }
 
 /// Reads on for a moment, so that a client that is still sending hears the refusal and not a broken connection.

@@ -2,60 +2,89 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use axum::extract::State;
-use axum::http::header;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
+use lorafleet_artifact::Digest;
 use serde_json::{Value, json};
 
 use super::App;
 use crate::exposition;
+use crate::names::Resolved;
 use crate::refusal::Refusal;
+use crate::snapshot::Snapshot;
 
-const SILENCE_MAX: Duration = Duration::from_secs(60);
+pub async fn models(State(app): State<Arc<App>>, headers: HeaderMap) -> Result<Response, Refusal> {
+    app.keys.client(&headers)?;
+    let adapters = {
+        let catalog = app.fleet.catalog();
+        let named = catalog.names.aliases().iter().map(|(name, digest)| (name.clone(), name.clone(), *digest));
+        // Versions beside the one that the bare name means can be asked for by their digest.
+        let others =
+            catalog.names.versions().filter(|(name, digest)| catalog.names.aliases().get(*name) != Some(digest));
+        let others = others.map(|(name, digest)| (format!("{name}@{}", digest.short()), name.to_owned(), digest));
+        named.chain(others).collect::<Vec<_>>()
+    };
+    let snapshot = app.fleet.engine().snapshot();
+    let adapters = adapters.iter().map(|(id, name, digest)| adapter_model(&app, &snapshot, id, name, digest));
+    let models: Vec<Value> = [base_model(&app)].into_iter().chain(adapters).collect();
+    Ok(super::json(200, &json!({ "object": "list", "data": models })))
+}
 
-pub async fn models(State(app): State<Arc<App>>) -> Response {
-    let limits = &app.fleet.engine().limits;
-    let base = json!({
+/// One model by any name that a request may give it.
+pub async fn model(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
+    app.keys.client(&headers)?;
+    let resolved = app.fleet.resolve(&id)?;
+    Ok(super::json(
+        200,
+        &match resolved {
+            Resolved::Base => base_model(&app),
+            Resolved::Adapter { name, digest } => {
+                adapter_model(&app, &app.fleet.engine().snapshot(), &id, &name, &digest)
+            }
+        },
+    ))
+}
+
+fn base_model(app: &App) -> Value {
+    json!({
         "id": app.base.name,
         "object": "model",
         "created": app.started_unix,
         "owned_by": "lorafleet",
         "root": app.base.name,
         "parent": null,
-        "max_model_len": limits.max_model_tokens,
+        "max_model_len": app.fleet.engine().limits.max_model_tokens,
         "digest": app.base.digest,
-    });
-    let snapshot = app.fleet.engine().snapshot();
-    let catalog = app.fleet.catalog();
-    let adapter = |id: &str, name: &str, digest: &lorafleet_artifact::Digest| {
-        json!({
-            "id": id,
-            "object": "model",
-            "created": app.started_unix,
-            "owned_by": "lorafleet",
-            "root": name,
-            "parent": app.base.name,
-            "max_model_len": limits.max_model_tokens,
-            "digest": digest,
-            "rank": snapshot.facts(digest).map(|facts| facts.rank).filter(|rank| *rank > 0),
-        })
-    };
-    let mut models = vec![base];
-    models.extend(catalog.names.aliases().iter().map(|(name, digest)| adapter(name, name, digest)));
-    // Versions beside the one that the bare name means can be asked for by their digest.
-    let others = catalog.names.versions().filter(|(name, digest)| catalog.names.aliases().get(*name) != Some(digest));
-    models.extend(others.map(|(name, digest)| adapter(&format!("{name}@{}", digest.short()), name, &digest)));
-    super::json(200, &json!({ "object": "list", "data": Value::Array(models) }))
+    })
+}
+
+fn adapter_model(app: &App, snapshot: &Snapshot, id: &str, name: &str, digest: &Digest) -> Value {
+    json!({
+        "id": id,
+        "object": "model",
+        "created": app.started_unix,
+        "owned_by": "lorafleet",
+        "root": name,
+        "parent": app.base.name,
+        "max_model_len": app.fleet.engine().limits.max_model_tokens,
+        "digest": digest,
+        "rank": snapshot.facts(digest).map(|facts| facts.rank).filter(|rank| *rank > 0),
+    })
 }
 
 /// Healthy: the step loop goes round. Only while there is something to do, and only after a time that no step takes.
 pub async fn healthz(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
     let (silent, open) = (app.meter.silent(), app.fleet.engine().open_sequences());
-    if open > 0 && silent > SILENCE_MAX {
-        let message =
-            format!("{open} sequences are open and no step has ended for {silent:?}, the limit is {SILENCE_MAX:?}");
+    let most = app.fleet.engine().limits.silence_max;
+    if open > 0 && silent > most {
+        let message = format!("{open} sequences are open and no step has ended for {silent:?}, the limit is {most:?}");
         return Err(Refusal::new(503, "StepsHang", message));
     }
     Ok(super::json(200, &json!({ "status": "ok" })))

@@ -18,6 +18,15 @@ async fn a_load_says_what_it_did_and_models_list_it() {
     assert_eq!((&rows[1]["id"], &rows[1]["parent"], &rows[1]["rank"]), (&json!("team/a"), &json!("base"), &json!(8)));
     assert_eq!(rows[1]["digest"], json!(digest));
     assert!(!models.to_string().contains(cases().to_str().unwrap()), "a path of the server is shown: {models}");
+    // One by one, by every name that a request may give.
+    let versioned = format!("team/a@{}", &digest["sha256:".len()..][..12]);
+    for (id, row) in [("base", &rows[0]), ("team/a", &rows[1]), (&versioned, &rows[1]), ("team%2Fa", &rows[1])] {
+        let (status, model) = server.get(&format!("/v1/models/{id}")).await;
+        assert_eq!((status, &model["digest"], &model["parent"]), (200, &row["digest"], &row["parent"]), "{id}");
+    }
+    for unknown in ["team", "a", "team/a@00000000", "%00"] {
+        assert_error(server.get(&format!("/v1/models/{unknown}")).await, 404, "ModelNotFound");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -39,7 +39,10 @@ async fn clients_need_a_key_where_there_are_keys_and_a_changed_file_counts() {
     assert_eq!(ask("/v1/lora_adapters", "two").await, 200);
     assert_eq!(ask("/v1/lora_adapters", ADMIN_KEY).await, 200);
     assert_eq!(ask("/v1/lora_adapters", "three").await, 401);
-    for open in ["/v1/models", "/metrics", "/healthz", "/readyz"] {
+    for route in ["/v1/models", "/v1/models/base"] {
+        assert_eq!((ask(route, "two").await, ask(route, "three").await), (200, 401), "{route}");
+    }
+    for open in ["/metrics", "/healthz", "/readyz"] {
         assert_eq!(ask(open, "three").await, 200, "{open}");
     }
     let chat = server.client.post(server.url.clone() + "/v1/chat/completions").json(&json!({}));

@@ -72,13 +72,29 @@ impl Server {
     }
 
     pub async fn start_in(folder: tempfile::TempDir, base: &str, flags: &[&str]) -> Self {
+        Self::start_model(folder, &path(base), base, flags).await
+    }
+
+    pub async fn start_model(folder: tempfile::TempDir, model: &str, name: &str, flags: &[&str]) -> Self {
+        let mut server = Self::spawn(folder, model, name, flags);
+        let begun = Instant::now();
+        while server.client.get(server.url.clone() + "/healthz").send().await.is_err() {
+            assert!(server.process.try_wait().unwrap().is_none(), "the engine ended: {}", server.log());
+            assert!(begun.elapsed() < Duration::from_secs(30), "the engine does not listen: {}", server.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        server
+    }
+
+    /// Starts the process and does not wait for anything.
+    pub fn spawn(folder: tempfile::TempDir, model: &str, name: &str, flags: &[&str]) -> Self {
         let key = folder.path().join("admin-key");
         std::fs::write(&key, ADMIN_KEY).unwrap();
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let log = std::fs::File::create(folder.path().join("log")).unwrap();
         let process = Command::new(env!("CARGO_BIN_EXE_lorafleet-engine"))
             .arg("serve")
-            .args(["--model", &path(base), "--served-model-name", base])
+            .args(["--model", model, "--served-model-name", name])
             .args(["--listen", &format!("127.0.0.1:{port}"), "--threads", "1"])
             .args(["--admin-key-file", key.to_str().unwrap()])
             .args(["--allowed-source", &path("")])
@@ -89,14 +105,7 @@ impl Server {
             .spawn()
             .unwrap();
         let client = reqwest::Client::builder().pool_max_idle_per_host(0).build().unwrap();
-        let mut server = Self { url: format!("http://127.0.0.1:{port}"), client, folder, process };
-        let begun = Instant::now();
-        while server.client.get(server.url.clone() + "/healthz").send().await.is_err() {
-            assert!(server.process.try_wait().unwrap().is_none(), "the engine ended: {}", server.log());
-            assert!(begun.elapsed() < Duration::from_secs(30), "the engine does not listen: {}", server.log());
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        server
+        Self { url: format!("http://127.0.0.1:{port}"), client, folder, process }
     }
 
     pub fn log(&self) -> String {

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use futures::StreamExt as _;
 use serde_json::{Value, json};
 
-use super::server::{Server, path, variant};
+use super::server::{Server, digest_of, path, variant};
 
 async fn ids(server: &Server, model: &str) -> Value {
     let (status, reply) = server.complete(model, &json!([5, 6, 7, 8]), 12).await;
@@ -87,4 +88,47 @@ async fn what_can_never_fit_is_refused_with_both_values() {
     body["n"] = json!(3);
     let (status, reply) = busy.post("/v1/completions", &body).await;
     assert_eq!((status, reply["error"]["code"].as_str()), (429, Some("Busy")), "{reply}");
+}
+
+/// Far more adapters than any tier has room for, asked for at once: each answer is PEFT's.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_adapters_through_little_room_answer_as_alone() {
+    const ADAPTERS: usize = 1000;
+    const ASKED: usize = 400;
+    let disk = tempfile::tempdir().unwrap();
+    let disk = format!("{},400000", disk.path().display());
+    let room = ["--managed", "--host-cache=100000", "--page-budget=200000", "--max-adapters-per-batch=3"];
+    let server =
+        Server::start_unready("base", &[&room[..], &["--age-ms-max=200", "--disk-cache", &disk]].concat()).await;
+    let names = ["plain-r8-qv", "all-linear", "r3-odd", "rslora", "merge-a"];
+    let folders: Vec<_> =
+        (0..ADAPTERS).map(|number| variant(names[number % names.len()], server.folder.path(), number)).collect();
+    let adapters: Vec<(String, String)> =
+        folders.iter().enumerate().map(|(number, folder)| (format!("a{number}"), digest_of(folder))).collect();
+    let placed: Vec<Value> = adapters
+        .iter()
+        .zip(&folders)
+        .map(|((name, digest), folder)| json!({ "name": name, "digest": digest, "uri": folder, "floor": "None" }))
+        .collect();
+    let aliases: Value = adapters.iter().map(|(name, digest)| (name.clone(), json!(digest))).collect();
+    let boot = server.report().await["bootId"].clone();
+    let placement = json!({ "bootId": boot, "generation": 1, "adapters": placed, "aliases": aliases });
+    assert_eq!(server.put("/v1/placement", &placement).await.0, 200);
+    server.wait_ready().await;
+    let rows = names.map(|name| super::server::case(name)["answers"].as_array().unwrap().clone());
+    // A fixed walk over all of them, in which some come again soon.
+    let asked = (0..ASKED).map(|turn| (turn * 7919 + turn % 3) % ADAPTERS);
+    let checked = futures::stream::iter(asked.map(|number| {
+        let rows = &rows[number % names.len()];
+        let (server, row) = (&server, &rows[number % rows.len()]);
+        async move { server.check_row(&format!("a{number}"), row).await }
+    }));
+    assert_eq!(checked.buffer_unordered(12).count().await, ASKED);
+    let budgets = server.report().await["budgets"].clone();
+    let used = |tier: &str| budgets[tier].as_u64().unwrap();
+    assert!(used("hostBytesUsed") <= 100_000 && used("diskBytesUsed") <= 400_000, "{budgets}");
+    assert_eq!(used("pagesUsed"), 0, "{budgets}");
+    let counted = server.get("/metrics").await.1;
+    let dropped = counted.as_str().unwrap().lines().filter(|line| line.contains("move=\"DropHost\"")).count();
+    assert_eq!(dropped, 1, "nothing had to make room: the test tests nothing");
 }

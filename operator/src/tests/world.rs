@@ -389,7 +389,7 @@ impl World {
             holdings: String::new(),
             unchanged: false,
             draining: false,
-            base: BaseReport { name: "base".to_owned(), digest: pod.base, max_model_tokens: 100 },
+            base: BaseReport { name: "base".to_owned(), digest: pod.base, origin: None, max_model_tokens: 100 },
             role: Role::Shared,
             budgets: Budgets::default(),
             load: Load::default(),

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::ResourceExt;
 use kube::core::{ParseExpressionError, Selector, SelectorExt};
 use lorafleet_artifact::Digest;
-use lorafleet_crds::wire::{Floor, Limits, PlacedAdapter};
+use lorafleet_crds::wire::{Floor, PlacedAdapter};
 use lorafleet_crds::{LoraAdapter, WarmthFloor};
 
 use super::super::observed::Observed;
@@ -129,8 +129,7 @@ pub(super) fn wanted(verdicts: &[(&LoraAdapter, Verdict)]) -> Wanted {
                 uri: revision.uri.clone(),
                 pinned: true,
                 floor: revision.floor,
-                share: 1,
-                limits: Limits::default(),
+                base_digest: None,
             });
         }
     }

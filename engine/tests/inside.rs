@@ -1,0 +1,159 @@
+//! What nobody can bring about from outside: a backend that hangs, panics or fails, and limits that are small.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test says what it expects")]
+
+use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use lorafleet_backend::batch::{Batch, PageBudget, Sampled};
+use lorafleet_backend::{Backend, BackendError, Ticket};
+use lorafleet_engine::base;
+use lorafleet_engine::config::Flags;
+use lorafleet_engine::http::Keys;
+use lorafleet_engine::limits::Limits;
+use lorafleet_engine::serve::serve_base;
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+enum Fault {
+    Panic,
+    Fail,
+    /// Until the other end says so, or is gone.
+    Hang(Receiver<()>),
+}
+
+/// The CPU backend, with one fault in its next step.
+struct Faulty {
+    backend: Box<dyn Backend>,
+    fault: Option<Fault>,
+}
+
+impl Backend for Faulty {
+    fn page_budget(&self) -> PageBudget {
+        self.backend.page_budget()
+    }
+
+    fn submit(&mut self, batch: &Batch) -> Result<Ticket, BackendError> {
+        match self.fault.take() {
+            Some(Fault::Panic) => panic!("broken on purpose"),
+            Some(Fault::Fail) => return Err(BackendError::Failed("broken on purpose".into())),
+            Some(Fault::Hang(until)) => drop(until.recv()),
+            None => {}
+        }
+        self.backend.submit(batch)
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<Sampled, BackendError> {
+        self.backend.wait(ticket)
+    }
+}
+
+struct Engine {
+    url: String,
+    client: reqwest::Client,
+    process: JoinHandle<anyhow::Result<()>>,
+}
+
+impl Engine {
+    async fn start(fault: Option<Fault>, limit: impl FnOnce(&mut Limits)) -> Self {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crds/artifact/tests/cases/base");
+        let flags = Flags { model: Some(model.to_str().unwrap().to_owned()), ..Flags::default() };
+        let mut config = flags.resolve(1 << 30).unwrap();
+        limit(&mut config.limits);
+        let mut base = base::load(&config).await.unwrap();
+        base.backend = Box::new(Faulty { backend: base.backend, fault });
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let process = tokio::spawn(serve_base(config, Keys::open(None, None).unwrap(), listener, base));
+        Self { url, client: reqwest::Client::new(), process }
+    }
+
+    async fn complete(&self) -> (u16, Value) {
+        let ask = json!({ "prompt": [1, 2], "max_tokens": 2, "temperature": 0 });
+        let reply = self.client.post(self.url.clone() + "/v1/completions").json(&ask).send().await.unwrap();
+        (reply.status().as_u16(), reply.json().await.unwrap())
+    }
+
+    async fn health(&self) -> (u16, Value) {
+        let reply = self.client.get(self.url.clone() + "/healthz").send().await.unwrap();
+        (reply.status().as_u16(), reply.json().await.unwrap())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_process_ends_with_an_error_when_the_step_thread_ends() {
+    let engine = Engine::start(Some(Fault::Panic), |_| {}).await;
+    assert_eq!(engine.health().await.0, 200);
+    let (status, reply) = engine.complete().await;
+    assert_eq!((status, reply["error"]["code"].as_str()), (503, Some("EngineStopped")), "{reply}");
+    let ended = tokio::time::timeout(Duration::from_secs(10), engine.process).await.expect("it goes on").unwrap();
+    assert_eq!(ended.unwrap_err().to_string(), "the step thread has ended");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hung_step_shows_in_its_health_and_its_end_too() {
+    let (resume, until): (Sender<()>, _) = channel();
+    let engine =
+        Engine::start(Some(Fault::Hang(until)), |limits| limits.silence_max = Duration::from_millis(300)).await;
+    let begun = Instant::now();
+    // An idle engine is healthy, however long it idles.
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    assert_eq!(engine.health().await.0, 200);
+    let check = async {
+        while engine.health().await.0 == 200 {
+            assert!(begun.elapsed() < Duration::from_secs(10), "it stays healthy");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let (status, reply) = engine.health().await;
+        assert_eq!((status, reply["error"]["code"].as_str()), (503, Some("StepsHang")), "{reply}");
+        drop(resume);
+    };
+    let (answer, ()) = tokio::join!(engine.complete(), check);
+    assert_eq!(answer.0, 200, "{}", answer.1);
+    assert_eq!(engine.health().await.0, 200);
+    engine.process.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_fails_ends_its_requests_and_nothing_else() {
+    let engine = Engine::start(Some(Fault::Fail), |_| {}).await;
+    let (status, reply) = engine.complete().await;
+    assert_eq!((status, reply["error"]["code"].as_str()), (500, Some("BackendFailed")), "{reply}");
+    assert_eq!(engine.complete().await.0, 200);
+    assert_eq!(engine.health().await.0, 200);
+    engine.process.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_have_a_limit_together() {
+    let engine = Engine::start(None, |limits| (limits.bodies_bytes, limits.max_body_bytes) = (4096, 4000)).await;
+    // Announces much, sends little and waits: it holds only what it has sent.
+    let address = engine.url.strip_prefix("http://").unwrap();
+    let mut slow = TcpStream::connect(address).await.unwrap();
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 3900\r\n\r\n";
+    slow.write_all(head.as_bytes()).await.unwrap();
+    slow.write_all(b"{").await.unwrap();
+    assert_eq!(engine.complete().await.0, 200);
+    // Now it has sent nearly all.
+    slow.write_all(&[b' '; 3800]).await.unwrap();
+    let begun = Instant::now();
+    let large = json!({ "prompt": [1, 2], "max_tokens": 2, "user": "x".repeat(2000) });
+    let ask = async || {
+        let reply = engine.client.post(engine.url.clone() + "/v1/completions").json(&large).send().await.unwrap();
+        let status = reply.status().as_u16();
+        (status, reply.json::<Value>().await.unwrap()["error"]["code"].clone())
+    };
+    while ask().await != (429, json!("Busy")) {
+        assert!(begun.elapsed() < Duration::from_secs(10), "it never was too much");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    drop(slow);
+    while ask().await.0 != 200 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "the room does not come back");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    engine.process.abort();
+}
