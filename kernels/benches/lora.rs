@@ -76,7 +76,7 @@ fn main() {
         let standard = batch.tuning;
         let mut settings = vec![standard];
         if variants && !row.prefill {
-            for (grid, ctas, splits) in [(264, 264, 4), (264, 264, 16), (264, 132, 8), (264, 132, 16), (264, 99, 16)] {
+            for (grid, ctas, splits) in [(264, 264, 8), (264, 264, 16), (264, 132, 8), (264, 132, 16), (264, 49, 16)] {
                 settings.push(DecodeTuning { grid, ctas, ctas_per_piece: ctas, splits, ..standard });
             }
         }
@@ -89,9 +89,9 @@ fn main() {
                 let parts = [0, 1].map(|part| batch.time_part(&gpu, &model, part, None));
                 format!("shrink {:.1} us, expand {:.1} us, splits {:?}", parts[0], parts[1], batch.splits())
             } else {
-                batch.early = false;
+                batch.early = 0;
                 let late = batch.time(&gpu, &model);
-                batch.early = true;
+                batch.early = 1;
                 format!("x waited for {late:.1} us; grid {} ctas {} splits {}", tuning.grid, tuning.ctas, tuning.splits)
             };
             println!(

@@ -4,16 +4,22 @@
 // shrink runs (a segment's K range), then expand runs (a segment's range of 64-output units). Weights stream from global
 // memory into registers and are the 16-row operand of the product; rows are its 8 columns.
 // Shrink results cross CTAs through `exchange` as {value, tag, value, tag}: a reader polls the data itself, so there is no
-// counter, no fence and nothing to clear. tag = step * 1024 + launch. Launches take turns in its two halves, because the shrinks
-// of the next one may begin while this one still expands.
+// counter, no fence and nothing to clear. tag = step * 1024 + launch.
+// With dependent launch the next launches begin at once beside this one and go as far as they can: all but the additions to
+// y, if x is known to be whole. So launches take turns in four parts of the exchange, and one that does not know the last
+// user of its part to be complete waits for the launch before it.
 //
-// Limits: every CTA must be resident at once (two to an SM); no two launches that share `exchange` at one time;
-// launch < 1024; the host clears `exchange` when step wraps at 2^22; K and N multiples of 8; rank at most 256;
+// Limits: every CTA must be resident at once (`CTAS_PER_SM`); no two streams that share `exchange`; launch < 1024 and ascending
+// within a step; the host clears `exchange` when step wraps at 2^22; K and N multiples of 8; rank at most 256;
 // at most 64 runs to a CTA.
 // Deterministic: every sum has one order, fixed by the plan; every y element has one writer.
 #include "lora.cuh"
 
-constexpr int WARPS = 8, RUNS = 64, INLINE = 3, COLUMNS = 48;
+constexpr int WARPS = 8, CTAS_PER_SM = 2, RUNS = 64, INLINE = 3, COLUMNS = 48, PARTS = 4, DEPTH = 2;
+
+// What `early` says.
+constexpr u32 X_WHOLE = 1;     // x was whole before the previous kernel began, and only y has to be waited for
+constexpr u32 BESIDE = 2;      // nor y, a buffer of its own; and no launch that shares the exchange is under way
 
 struct Run {
   u32 slot;          // resident adapter
@@ -40,7 +46,7 @@ struct Decode {
   const Run* overflow;   // the runs that a block has no place for
   const Block* next_blocks;      // those of the launch after this one, or null
   uint4* exchange;
-  const u32* step;
+  u32* step;             // of the host; behind it the tag of the last launch that knew all before it complete
   u32 inputs, blocks_in;           // K, and K / 32 rounded up
   u32 slices, stride_y;
   u32 outputs[SLICES];             // N of each slice
@@ -48,8 +54,8 @@ struct Decode {
   u32 unit_end[SLICES];            // units up to and including this slice
   u32 projections, projection, layers, layer;      // tensors[(slot * layers + layer) * projections + projection + slice]
   u32 launch, store;               // store: y is overwritten instead of added to
-  u32 early;                       // x was whole before the previous kernel began: only y has to be waited for
-  u32 half;                        // columns of one half of the exchange
+  u32 early;                       // 0: the previous kernel makes x
+  u32 part;                        // columns of one part of the exchange
 };
 
 // What a run has to know of one slice.
@@ -57,10 +63,11 @@ struct Slice {
   Start a, b;
   u32 rank;
   float scale;
+  u32 column;    // of its first rank tile: columns are the tiles of all slices, one after the other
 };
 
 struct Shared {
-  float4 partial[4][WARPS][32];
+  float4 partial[3][WARPS][32];
   u32 v[COLUMNS * 64];             // [column][row of 8][rank pair of 8]
   float2 parts[WARPS * 32];
   Run runs[RUNS];
@@ -68,13 +75,7 @@ struct Shared {
   int rows[RUNS][8];
 };
 
-// Columns are the rank tiles of all slices, one after the other.
-DEVICE u32 column_of(const Slice* t, u32 slice) {
-  const u32 n0 = tiles(t[0].rank), n1 = tiles(t[1].rank), n2 = tiles(t[2].rank);
-  return (slice > 0 ? n0 : 0) + (slice > 1 ? n1 : 0) + (slice > 2 ? n2 : 0);
-}
-
-// Up to four tiles of one kind, shrunk in one pass over x.
+// Up to three tiles of one kind, shrunk in one pass over x.
 struct Bundle {
   u32 run, first, count, half;
 };
@@ -120,7 +121,7 @@ DEVICE void shrink(const Decode& P, Shared& S, const Run& run, const Slice* t, c
   u32 block = run.from + warp * U;
   load(now, block);
   if (AHEAD) load(next, block + step);
-  if (!waited) {
+  if (P.early < X_WHOLE && !waited) {
     wait_for_previous();
     waited = true;
   }
@@ -188,7 +189,7 @@ DEVICE void publish(const Decode& P, Shared& S, const Bundle& bundle, uint4* exc
     }
     u32 slice, tile;
     find_tile(t, bundle.half, bundle.first + m, slice, tile);
-    uint4* out = exchange + (u64)(run.exchange + column_of(t, slice) + tile) * 64 + upper * 32 + lane;
+    uint4* out = exchange + (u64)(run.exchange + t[slice].column + tile) * 64 + upper * 32 + lane;
     store_volatile(out, make_uint4(__float_as_uint(sum.x), tag, __float_as_uint(sum.y), tag));
   }
 }
@@ -199,13 +200,12 @@ template <class T> DEVICE void gather(const Decode& P, Shared& S, const Run& run
   // An entry is a pair of rows of one rank: bits from below: row pair, rank in its half, half, column.
   const u32 tid = threadIdx.x, bits = run.rows > 4 ? 2 : run.rows > 2 ? 1 : 0, entries = (to - from) << (4 + bits);
   const u32 ways = entries >= THREADS ? 1 : THREADS / max(entries, 1u);
-  const u32 n0 = tiles(t[0].rank), n1 = tiles(t[1].rank);
   const u32 way = ways == 1 ? 0 : tid / max(entries, 1u), place = tid - way * entries;
   __syncthreads();
 #pragma unroll 1
   for (u32 base = 0; base < entries; base += THREADS) {
     const u32 e = base + place, q = e & ((1 << bits) - 1), g = e >> bits & 7, half = e >> (bits + 3) & 1, column = from + (e >> (bits + 4));
-    const u32 slice = (column >= n0) + (column >= n0 + n1), tile = column - (slice > 0 ? n0 : 0) - (slice > 1 ? n1 : 0);
+    const u32 slice = (column >= t[1].column) + (column >= t[2].column), tile = column - t[slice].column;
     const bool live = e < entries && way < ways && 2 * q < run.rows && (half == 0 || tile < full_tiles(t[slice].rank));
     float2 sum = make_float2(0.f, 0.f);
     if (live) {
@@ -246,118 +246,184 @@ template <class T> DEVICE void gather(const Decode& P, Shared& S, const Run& run
   __syncthreads();
 }
 
-// One step of an expand: 64 outputs by one rank tile, 2 KB (half tile: 1 KB), in registers.
-struct Step {
-  uint4 w[4];
-  u32 output;    // in a row of y
-  u32 what;      // outputs that there are, up to 64 | column << 7 | half << 15 | last tile of the unit << 16; NONE at the end
-};
-constexpr u32 NONE = 0xffffffffu;
+DEVICE u32 units_before(const Decode& P, u32 slice) { return slice ? P.unit_end[slice - 1] : 0; }
 
-// Walks a warp's steps of an expand run: every eighth unit, tile by tile.
-struct Walk {
-  Reader reader;
-  u32 unit, end;           // in the slice
-  u32 slice, rest;         // units of the run behind this slice
-  u32 tile, full, half;    // half: 0 or 1
-  u32 first, first_half;   // fragments of unit 0
-  u32 column;
+// What each slice of an expand has of rank tiles: one, full or half, so that a step is a unit or two; or whatever.
+constexpr int ONE = 0, ANY = 1;
+
+// A warp's way through an expand run: every eighth unit, tile by tile. One goes ahead and loads, one follows and computes.
+struct Cursor {
+  u32 unit, end;     // in the slice
+  u32 slice, rest;   // units of the run behind this slice
+  u32 tile;
+  bool half;         // the slice has but a half tile
 
   DEVICE void start(const Decode& P, const Run& run, const Slice* t) {
     slice = 0;
     while (run.from >= P.unit_end[slice]) slice++;
-    unit = run.from - (slice ? P.unit_end[slice - 1] : 0) + (threadIdx.x >> 5);
+    unit = run.from - units_before(P, slice) + (threadIdx.x >> 5);
     rest = run.count;
     enter(P, t, run.from);
   }
   // `from`: the run's first unit in this slice, counted through all slices.
   DEVICE void enter(const Decode& P, const Slice* t, u32 from) {
-    const u32 begin = slice ? P.unit_end[slice - 1] : 0, units = P.unit_end[slice] - begin, here = min(rest, P.unit_end[slice] - from);
-    const u32 rank = t[slice].rank;
+    const u32 here = min(rest, P.unit_end[slice] - from);
     rest -= here;
-    end = rank ? from + here - begin : 0;
+    end = t[slice].rank ? from + here - units_before(P, slice) : 0;
     tile = 0;
-    full = full_tiles(rank);
-    half = has_half(rank);
-    first = t[slice].b.fragment;
-    first_half = first + units * full * 4;
-    column = column_of(t, slice);
-    reader.start(P.pool, t[slice].b, threadIdx.x & 31);
+    half = full_tiles(t[slice].rank) == 0;
   }
-  DEVICE void next(const Decode& P, const Slice* t, Step& step) {
-    step.what = NONE;
+  // To the next slice with units for this warp, if this one has no more. False at the end of the run.
+  DEVICE bool settle(const Decode& P, const Slice* t) {
     while (unit >= end) {
-      if (rest == 0) return;
-      const u32 begin = slice ? P.unit_end[slice - 1] : 0, units = P.unit_end[slice] - begin;
+      if (rest == 0) return false;
       // The warps go on in turn; what a slice without tensor would have had is passed over.
-      unit = end ? unit - units : threadIdx.x >> 5;
+      unit = end ? unit - (P.unit_end[slice] - units_before(P, slice)) : threadIdx.x >> 5;
       slice++;
-      enter(P, t, begin + units);
+      enter(P, t, units_before(P, slice));
     }
-    const u32 lane = threadIdx.x & 31;
-    const bool is_half = tile == full;
-    const u32 fragment = is_half ? first_half + unit * 2 : first + (unit * full + tile) * 4;
-    // Half tiles lie behind all full ones: a reader that meets both goes back and forth.
-    if (half && full) reader.end = 0;
-    const char* p = reader.at(P.pool, t[0].a.list, fragment, lane);
-    step.w[0] = load_once(p);
-    step.w[1] = load_once(p + 512);
-    if (!is_half) {
-      step.w[2] = load_once(p + 1024);
-      step.w[3] = load_once(p + 1536);
-    }
-    const bool last = tile + 1 == full + half;
-    step.output = P.column[slice] + unit * 64;
-    step.what = min(P.outputs[slice] - unit * 64, 64u) | (column + tile) << 7 | (u32)is_half << 15 | (u32)last << 16;
-    tile = last ? 0 : tile + 1;
-    if (last) unit += WARPS;
+    return true;
   }
-  DEVICE void fill(const Decode& P, const Slice* t, Step& now, Step& after) {
-#pragma unroll 1
-    for (int i = 0; i < 2; i++) {
-      now = after;
-      next(P, t, after);
+  template <int KIND> DEVICE void step(const Slice* t) {
+    if (KIND == ONE && half && unit + WARPS < end) unit += WARPS;
+    if (KIND == ONE || ++tile == tiles(t[slice].rank)) {
+      tile = 0;
+      unit += WARPS;
     }
   }
 };
 
-template <class T> DEVICE void expand(const Decode& P, Shared& S, const Run& run, const Slice* t, const int* rows, Walk& walk, Step& now, Step& next) {
-  const int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
-  const u32 lane_output = ((g & 1) * 4 + (g >> 1)) * 8;
-  const int row[2] = {rows[2 * q], rows[2 * q + 1]};
-  float c[4][4];
+// The steps of an expand that a warp has in flight, 2 KB each: 64 outputs by a full tile, or twice 64 by a half tile.
+struct Steps {
+  uint4 w[DEPTH][4];
+  Cursor cursor;
+  Reader reader;
+  u32 entered;       // the reader's slice
+
+  DEVICE void start(const Decode& P, const Run& run, const Slice* t) {
+    cursor.start(P, run, t);
+    entered = ~0u;
+  }
+  DEVICE void load(const Pool& pool, const Slice& s, u32 fragment, uint4 (&d)[4], int to, int count) {
+    const char* p = reader.at(pool, s.b.list, fragment, threadIdx.x & 31);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      if (i < count) d[to + i & 3] = load_once(p + i * 512);
+  }
+  // The steps move up by one.
+  template <int KIND> DEVICE void advance(const Decode& P, const Slice* t) {
+#pragma unroll
+    for (int d = 0; d + 1 < DEPTH; d++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) w[d][i] = w[d + 1][i];
+    if (!cursor.settle(P, t)) return;
+    const Slice& s = t[cursor.slice];
+    if (entered != cursor.slice) {
+      entered = cursor.slice;
+      reader.start(P.pool, s.b, threadIdx.x & 31);
+    }
+    uint4(&d)[4] = w[DEPTH - 1];
+    if (KIND == ONE && !cursor.half) {
+      load(P.pool, s, s.b.fragment + cursor.unit * 4, d, 0, 4);
+    } else if (KIND == ONE) {
+      load(P.pool, s, s.b.fragment + cursor.unit * 2, d, 0, 2);
+      if (cursor.unit + WARPS < cursor.end) load(P.pool, s, s.b.fragment + (cursor.unit + WARPS) * 2, d, 2, 2);
+    } else {
+      const u32 full = full_tiles(s.rank), units = P.unit_end[cursor.slice] - units_before(P, cursor.slice);
+      // Half tiles lie behind all full ones: a reader that meets both goes back and forth.
+      if (full && has_half(s.rank)) reader.end = 0;
+      if (cursor.tile < full) load(P.pool, s, s.b.fragment + (cursor.unit * full + cursor.tile) * 4, d, 0, 4);
+      else load(P.pool, s, s.b.fragment + units * full * 4 + cursor.unit * 2, d, 0, 2);
+    }
+    cursor.step<KIND>(t);
+  }
+  template <int KIND> DEVICE void fill(const Decode& P, const Slice* t) {
+#pragma unroll 1
+    for (int i = 0; i < DEPTH; i++) advance<KIND>(P, t);
+  }
+};
+
+// Where a lane's outputs of two rows go.
+struct Target {
+  u16* y[2];       // null: no row
+
+  DEVICE void start(const Decode& P, const int* rows) {
+    const int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      const int row = rows[2 * q + j];
+      y[j] = row < 0 ? nullptr : P.y + (u64)row * P.stride_y + ((g & 1) * 4 + (g >> 1)) * 8;
+    }
+  }
+  template <class T> DEVICE void put(const Decode& P, u32 slice, u32 unit, const float (&c)[4][4]) const {
+    const int g = (threadIdx.x & 31) >> 2;
+    if (unit * 64 + ((g & 1) * 4 + (g >> 1)) * 8 >= P.outputs[slice]) return;
+    const u32 at = P.column[slice] + unit * 64;
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+      if (y[j]) {
+        const uint4 d = make_uint4(T::pack(c[0][j], c[0][2 + j]), T::pack(c[1][j], c[1][2 + j]), T::pack(c[2][j], c[2][2 + j]), T::pack(c[3][j], c[3][2 + j]));
+        if (P.store) *(uint4*)(y[j] + at) = d;
+        else add_to<T>(y[j] + at, d);
+      }
+  }
+};
+
+// c += half a step, a half tile.
+template <class T> DEVICE void multiply_half(float (&c)[4][4], const uint4& a, const uint4& b, u32 v) {
+  T::product8(c[0], a.x, a.y, v);
+  T::product8(c[1], a.z, a.w, v);
+  T::product8(c[2], b.x, b.y, v);
+  T::product8(c[3], b.z, b.w, v);
+}
+template <class T> DEVICE void multiply_full(float (&c)[4][4], const uint4 (&w)[4], u32 v0, u32 v1) {
+#pragma unroll
+  for (int m = 0; m < 4; m++) T::product(c[m], w[m].x, w[m].y, w[m].z, w[m].w, v0, v1);
+}
+DEVICE void clear(float (&c)[4][4]) {
 #pragma unroll
   for (int m = 0; m < 4; m++) c[m][0] = c[m][1] = c[m][2] = c[m][3] = 0.f;
+}
+
+template <class T, int KIND> DEVICE void expand(const Decode& P, Shared& S, const Run& run, const Slice* t, const int* rows, Steps& steps, bool& waited) {
+  const u32* lane_v = S.v + ((threadIdx.x & 31) >> 2) * 8 + (threadIdx.x & 3);
+  Cursor at;
+  at.start(P, run, t);
+  Target target;
+  target.start(P, rows);
+  float c[4][4];
+  clear(c);
+  u32 entered = ~0u, v0 = 0, v1 = 0;
 #pragma unroll 1
-  while (now.what != NONE) {
-    const u32* v = S.v + (now.what >> 7 & 255) * 64 + g * 8 + q;
-    if (now.what >> 15 & 1) {
-      const u32 v0 = v[0];
-      T::product8(c[0], now.w[0].x, now.w[0].y, v0);
-      T::product8(c[1], now.w[0].z, now.w[0].w, v0);
-      T::product8(c[2], now.w[1].x, now.w[1].y, v0);
-      T::product8(c[3], now.w[1].z, now.w[1].w, v0);
-    } else {
-      const u32 v0 = v[0], v1 = v[4];
-#pragma unroll
-      for (int m = 0; m < 4; m++) T::product(c[m], now.w[m].x, now.w[m].y, now.w[m].z, now.w[m].w, v0, v1);
+  while (at.settle(P, t)) {
+    if (KIND == ANY || entered != at.slice) {
+      entered = at.slice;
+      const u32* v = lane_v + (t[at.slice].column + at.tile) * 64;
+      v0 = v[0];
+      v1 = v[4];
     }
-    if (now.what >> 16 & 1) {
-#pragma unroll
-      for (int j = 0; j < 2; j++)
-        if (row[j] >= 0 && lane_output < (now.what & 127)) {
-          u16* y = P.y + (u64)row[j] * P.stride_y + now.output + lane_output;
-          const uint4 d = make_uint4(T::pack(c[0][j], c[0][2 + j]), T::pack(c[1][j], c[1][2 + j]), T::pack(c[2][j], c[2][2 + j]), T::pack(c[3][j], c[3][2 + j]));
-          if (P.store) *(uint4*)y = d;
-          else add_to<T>(y, d);
-        }
-#pragma unroll
-      for (int m = 0; m < 4; m++) c[m][0] = c[m][1] = c[m][2] = c[m][3] = 0.f;
+    const bool half = KIND == ONE ? at.half : at.tile == full_tiles(t[at.slice].rank);
+    if (half) multiply_half<T>(c, steps.w[0][0], steps.w[0][1], v0);
+    else multiply_full<T>(c, steps.w[0], v0, v1);
+    if (KIND == ONE || at.tile + 1 == tiles(t[at.slice].rank)) {
+      if (!waited) {
+        wait_for_previous();
+        waited = true;
+      }
+      target.put<T>(P, at.slice, at.unit, c);
+      clear(c);
     }
-    now = next;
-    walk.next(P, t, next);
+    if (KIND == ONE && at.half && at.unit + WARPS < at.end) {
+      multiply_half<T>(c, steps.w[0][2], steps.w[0][3], v0);
+      target.put<T>(P, at.slice, at.unit + WARPS, c);
+      clear(c);
+    }
+    at.step<KIND>(t);
+    steps.advance<KIND>(P, t);
   }
 }
+
+DEVICE bool is_one(const Slice* t) { return tiles(t[0].rank) <= 1 && tiles(t[1].rank) <= 1 && tiles(t[2].rank) <= 1; }
 
 // The CTA's runs, and what they need to know of their adapters, into shared memory.
 DEVICE u32 read_plan(const Decode& P, Shared& S, u32& shrinks) {
@@ -370,23 +436,26 @@ DEVICE u32 read_plan(const Decode& P, Shared& S, u32& shrinks) {
   if (tid == 0 && P.next_blocks) prefetch_l2(P.next_blocks + blockIdx.x);
   for (u32 i = tid; i + INLINE * 2 < runs * 2; i += threads) ((uint4*)(S.runs + INLINE))[i] = __ldg((const uint4*)(P.overflow + head.z) + i);
   __syncthreads();
-  for (u32 i = tid; i < runs * 8; i += threads) {
-    const u32 r = i >> 3, k = i & 7;
+  // Whole warps, so that slices can hand on how many tiles they have.
+  for (u32 i = tid; i < (runs * 8 + 31 & ~31u); i += threads) {
+    const u32 r = min(i >> 3, runs - 1), k = i & 7;
+    const Tensor* t = P.tensors + ((u64)S.runs[r].slot * P.layers + P.layer) * P.projections + P.projection + k;
+    uint4 low = make_uint4(0, 0, 0, 0), high = low;
+    if (k < P.slices) {
+      low = __ldg((const uint4*)t);
+      high = __ldg((const uint4*)t + 1);
+      // The next launch will ask for what follows.
+      prefetch_l2(t + P.slices);
+    }
+    const u32 one = __shfl_up_sync(~0u, tiles(low.z), 1), two = __shfl_up_sync(~0u, tiles(low.z), 2);
     S.rows[r][k] = k < S.runs[r].rows ? __ldg(P.rows + S.runs[r].row0 + k) : -1;
     if (k < SLICES) {
-      const Tensor* t = P.tensors + ((u64)S.runs[r].slot * P.layers + P.layer) * P.projections + P.projection + k;
-      uint4 low = make_uint4(0, 0, 0, 0), high = low;
-      if (k < P.slices) {
-        low = __ldg((const uint4*)t);
-        high = __ldg((const uint4*)t + 1);
-        // The next launch will ask for what follows.
-        prefetch_l2(t + P.slices);
-      }
       Slice& s = S.slices[r][k];
       s.a = Start{low.x, low.x / P.pool.page_fragments, high.y, high.x};
       s.b = Start{low.y, low.y / P.pool.page_fragments, high.z, high.x};
       s.rank = low.z;
       s.scale = __uint_as_float(low.w);
+      s.column = (k > 0 ? one : 0) + (k > 1 ? two : 0);
     }
   }
   __syncthreads();
@@ -404,18 +473,29 @@ template <class T> DEVICE void shrink_bundle(const Decode& P, Shared& S, const B
   } else {
     if (b.count == 1) shrink<T, 1, 2>(P, S, run, t, rows, b.first, waited);
     else if (b.count == 2) shrink<T, 2, 2>(P, S, run, t, rows, b.first, waited);
-    else if (b.count == 3) shrink<T, 3, 2>(P, S, run, t, rows, b.first, waited);
-    else shrink<T, 4, 2>(P, S, run, t, rows, b.first, waited);
+    else shrink<T, 3, 2>(P, S, run, t, rows, b.first, waited);
   }
 }
 
+// Whether the launch that had this part of the exchange before is complete, so that nobody reads it any more.
+DEVICE bool part_is_free(const Decode& P, u32 tag) { return (int)(tag - *(volatile u32*)(P.step + 1)) < PARTS; }
+
 template <class T> DEVICE void decode(const Decode& P) {
   __shared__ __align__(16) Shared S;
-  uint4* exchange = P.exchange + (P.launch & 1 ? (u64)P.half * 64 : 0);
+  if (P.early) let_next_start();
+  uint4* exchange = P.exchange + (u64)(P.launch % PARTS) * P.part * 64;
   const u32 tag = *P.step * 1024u + P.launch;
+  bool waited = P.early == BESIDE, free = waited || part_is_free(P, tag);
   u32 shrinks;
   const u32 runs = read_plan(P, S, shrinks);
-  bool waited = P.early;
+  if (runs == 0 && blockIdx.x > 0) return;
+  auto claim = [&] {
+    if (free || waited) return;
+    free = part_is_free(P, tag);
+    if (free) return;
+    wait_for_previous();
+    waited = true;
+  };
 
   // Each bundle is published when the next one starts; the last, when the first weights of the expand are on their way.
   Bundle pending;
@@ -431,26 +511,31 @@ template <class T> DEVICE void decode(const Decode& P) {
     }
 #pragma unroll 1
     for (u32 c = 0; c < full + half;) {
-      if (pending.count) publish(P, S, pending, exchange, tag);
+      if (pending.count) {
+        claim();
+        publish(P, S, pending, exchange, tag);
+      }
       pending.run = r;
       pending.half = c >= full;
       pending.first = pending.half ? 0 : c;
-      pending.count = pending.half ? half : min(full - c, 4u);
+      pending.count = pending.half ? half : min(full - c, 3u);
       c += pending.count;
       shrink_bundle<T>(P, S, pending, waited);
     }
   }
-  Walk walk;
-  Step now = {}, next = {};
-  now.what = next.what = NONE;
-  if (shrinks < runs) {
-    walk.start(P, S.runs[shrinks], S.slices[shrinks]);
-    walk.fill(P, S.slices[shrinks], now, next);
+  Steps steps;
+  auto fill = [&](u32 r) {
+    const Slice* t = S.slices[r];
+    steps.start(P, S.runs[r], t);
+    if (is_one(t)) steps.fill<ONE>(P, t);
+    else steps.fill<ANY>(P, t);
+  };
+  if (shrinks < runs) fill(shrinks);
+  if (pending.count) {
+    claim();
+    publish(P, S, pending, exchange, tag);
   }
-  if (pending.count) publish(P, S, pending, exchange, tag);
-  if (P.early || !waited) wait_for_previous();
-  // Not sooner: the launch after the next one writes this half of the exchange again, and begins when the next has come here.
-  let_next_start();
+  if (!P.early) let_next_start();
 
 #pragma unroll 1
   for (u32 r = shrinks; r < runs; r++) {
@@ -460,14 +545,16 @@ template <class T> DEVICE void decode(const Decode& P) {
     while (run.from >= P.unit_end[first]) first++;
     last = first;
     while (run.from + run.count > P.unit_end[last]) last++;
-    gather<T>(P, S, run, t, column_of(t, first), column_of(t, last + 1), exchange, tag);
-    expand<T>(P, S, run, t, S.rows[r], walk, now, next);
-    if (r + 1 < runs) {
-      walk.start(P, S.runs[r + 1], S.slices[r + 1]);
-      walk.fill(P, S.slices[r + 1], now, next);
-    }
+    gather<T>(P, S, run, t, t[first].column, t[last].column + tiles(t[last].rank), exchange, tag);
+    if (is_one(t)) expand<T, ONE>(P, S, run, t, S.rows[r], steps, waited);
+    else expand<T, ANY>(P, S, run, t, S.rows[r], steps, waited);
+    if (r + 1 < runs) fill(r + 1);
   }
+  // One CTA waits whatever there is to do, so that a launch is never complete before those before it.
+  if (blockIdx.x > 0) return;
+  wait_for_previous();
+  if (threadIdx.x == 0) *(volatile u32*)(P.step + 1) = tag;
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) lora_decode_bf16(const __grid_constant__ Decode P) { decode<Bf16>(P); }
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) lora_decode_f16(const __grid_constant__ Decode P) { decode<F16>(P); }
+extern "C" __global__ void __launch_bounds__(WARPS * 32, CTAS_PER_SM) lora_decode_bf16(const __grid_constant__ Decode P) { decode<Bf16>(P); }
+extern "C" __global__ void __launch_bounds__(WARPS * 32, CTAS_PER_SM) lora_decode_f16(const __grid_constant__ Decode P) { decode<F16>(P); }

@@ -20,31 +20,19 @@ pub struct DecodeTuning {
     pub ragged_above: f64,
 }
 
-/// `pieces`: segments cut into eight rows each. `sms`: multiprocessors that the kernel may fill.
-pub fn decode_tuning(pieces: u32, sms: u32) -> DecodeTuning {
+/// `pieces`: segments cut into eight rows each. `sms`: multiprocessors that the kernel may fill. `chained`: LoRA launches
+/// follow each other directly, each with x whole beforehand, so that several run side by side if they fit.
+pub fn decode_tuning(pieces: u32, sms: u32, chained: bool) -> DecodeTuning {
     let grid = sms * DECODE_CTAS_PER_SM;
-    // With one CTA to an SM, the next launch's can start beside it; and little work is not worth more.
-    let ctas = if pieces <= 1 { sms } else { grid };
+    let ctas = match pieces {
+        // Five launches side by side: all but the additions are done when their turn comes.
+        0..=1 if chained => (sms * 3 / 8).max(1),
+        // One CTA to an SM: the next launch's can start beside it; and little work is not worth more.
+        0..=1 => sms,
+        _ if chained && pieces <= sms / 4 => sms,
+        _ => grid,
+    };
     DecodeTuning { grid, ctas, ctas_per_piece: ctas, splits: if pieces <= 1 { 16 } else { 8 }, ragged_above: 1.25 }
-}
-
-/// How a prefill shrink divides rows and rank tiles.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shrink {
-    /// A CTA takes 128 rows, not 64: its part of A is read half as often.
-    pub wide: bool,
-    pub rows: u32,
-    /// Rank tiles of a CTA.
-    pub bundle_tiles: u32,
-    pub ctas_per_sm: u32,
-}
-
-/// `columns`: rank tiles of all slices of the widest adapter.
-pub fn prefill_shrink(columns: u32) -> Shrink {
-    match columns {
-        0..=3 => Shrink { wide: false, rows: 64, bundle_tiles: columns, ctas_per_sm: 2 },
-        _ => Shrink { wide: true, rows: 128, bundle_tiles: columns.min(12), ctas_per_sm: 1 },
-    }
 }
 
 /// How many parts the inputs of a prefill shrink are cut into, so that a small prefill fills the device too.
@@ -106,10 +94,12 @@ mod tests {
 
     #[test]
     fn an_h200_holds_264() {
-        let one = decode_tuning(1, 132);
-        assert_eq!((one.grid, one.ctas, one.splits), (264, 132, 16));
-        let many = decode_tuning(64, 132);
-        assert_eq!((many.grid, many.ctas, many.splits), (264, 264, 8));
+        let ctas = |pieces, chained| decode_tuning(pieces, 132, chained).ctas;
+        assert_eq!([1, 13, 64].map(|pieces| ctas(pieces, false)), [132, 264, 264]);
+        assert_eq!([1, 13, 64].map(|pieces| ctas(pieces, true)), [49, 132, 264]);
+        let one = decode_tuning(1, 132, false);
+        assert_eq!((one.grid, one.splits, decode_tuning(2, 132, false).splits), (264, 16, 8));
+        assert_eq!(decode_tuning(0, 1, true).ctas, 1);
     }
 
     /// The bold entries of docs/BENCHMARKS.md, by adapters of rank 16: 2.6 MB each.

@@ -53,7 +53,7 @@ fn every_rank_and_length() {
         let adapters =
             Adapters::new(&gpu, &group, 2, lengths.len() as u32, element, 6144, |s, _, _| rank(s), &mut random);
         let mut case = Case::new(&gpu, &adapters, segments, rows, all, &mut random);
-        let (before, after) = case.run(&gpu, &adapters, Place { layer: 1, launch: 3, step: 5, early: false });
+        let (before, after) = case.run(&gpu, &adapters, Place { layer: 1, launch: 3, step: 5, early: 0 });
         let error = case.check(&adapters, 1, &before, &after);
         println!("{element:?} {inputs} -> {outputs:?}: {error:.2e}");
         assert!(error < 1e-2, "{error}");
@@ -108,7 +108,7 @@ fn ranks_differ_by_layer_and_projection() {
     let adapters = Adapters::new(&gpu, &group, 4, 40, Bits::Bf16, 2048, rank, &mut random);
     let mut case = Case::new(&gpu, &adapters, segments, rows, all, &mut random);
     for layer in 0..4 {
-        let (before, after) = case.run(&gpu, &adapters, Place { layer, launch: layer, step: 1, early: layer % 2 == 1 });
+        let (before, after) = case.run(&gpu, &adapters, Place { layer, launch: layer, step: 1, early: layer % 3 });
         let error = case.check(&adapters, layer, &before, &after);
         assert!(error < 1e-2, "layer {layer}: {error}");
     }
@@ -134,7 +134,7 @@ fn batch_sizes() {
         let rank = |slot: u32, _: u32, _: u32| ranks[slot as usize % 2];
         let adapters = Adapters::new(&gpu, &group, 1, adapters_count, Bits::Bf16, 1 << 16, rank, &mut random);
         let mut case = Case::new(&gpu, &adapters, segments, rows, all, &mut random);
-        let (before, after) = case.run(&gpu, &adapters, Place { layer: 0, launch: 0, step: 9, early: true });
+        let (before, after) = case.run(&gpu, &adapters, Place { layer: 0, launch: 0, step: 9, early: 1 });
         let error = case.check(&adapters, 0, &before, &after);
         println!("{count} rows, {adapters_count} adapters: {error:.2e}");
         assert!(error < 1e-2, "{count} rows: {error}");
@@ -156,7 +156,7 @@ fn a_graph_replays_any_mix() {
     // A chain whose shrinks run beside the launch before: y grows by every layer's delta many times.
     let chain = |case: &Case, step: u32| {
         for launch in 0..12 {
-            gpu.launch(&case.launch(&adapters, Place { layer: launch % 2, launch, step, early: launch % 5 != 3 }));
+            gpu.launch(&case.launch(&adapters, Place { layer: launch % 2, launch, step, early: (launch % 5 != 3).into() }));
         }
     };
     let graph = gpu.capture(|| chain(&case, 0));
@@ -164,6 +164,7 @@ fn a_graph_replays_any_mix() {
     for used in [64usize, 1, 17, 64, 3, 40] {
         let mix: Vec<Segment> =
             all_segments.iter().rev().take(used).map(|s| Segment { rows: 1 + s.slot % 8, ..*s }).collect();
+        case.chained = used % 2 == 1;
         case.set_segments(&gpu, &adapters, mix);
         let mut seen: Vec<Vec<u8>> = Vec::new();
         for round in 0..4 {

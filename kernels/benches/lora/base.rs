@@ -5,6 +5,8 @@ use std::ffi::c_void;
 
 use cudarc::cublas::{result, sys};
 
+use lorafleet_kernels::tuning::{DecodeTuning, decode_tuning};
+
 use super::gpu::Gpu;
 use super::model::{Batch, Model};
 
@@ -36,6 +38,11 @@ impl Base {
             [fill(bytes), fill(bytes)]
         });
         Self { handle, weights: weights.collect() }
+    }
+
+    /// SMs that GEMMs may fill; 0: all.
+    fn limit(&self, sms: u32) {
+        unsafe { sys::cublasSetSmCountTarget(self.handle, sms as i32).result().unwrap() };
     }
 
     /// y = x W (beta 0), or y += x W (beta 1).
@@ -86,7 +93,6 @@ pub fn beside(gpu: &Gpu, model: &Model, batch: &mut Batch, name: &str) {
     base.gemm(model, batch, 0, 0, 0.0);
     gpu.sync();
     let layers = model.layers.clamp(8, 16);
-    let standard = batch.tuning;
     let measure = |batch: &mut Batch, record: &dyn Fn(&Batch, u32, usize)| {
         let graph =
             gpu.capture(|| (0..layers).for_each(|number| (0..4).for_each(|group| record(batch, number, group))));
@@ -100,6 +106,8 @@ pub fn beside(gpu: &Gpu, model: &Model, batch: &mut Batch, name: &str) {
     let alone = measure(batch, &|b, number, group| base.gemm(model, b, group, number, 0.0));
     let mut line = format!("{name}: base {alone:.1} us");
     let mut add = |what: &str, us: f64| line += &format!("; {what} +{:.1}%", (us / alone - 1.0) * 100.0);
+    let pieces = batch.pieces();
+    batch.set_tuning(gpu, model, decode_tuning(pieces, gpu.sms, false));
     add(
         "serial",
         measure(batch, &|b, number, group| {
@@ -114,24 +122,37 @@ pub fn beside(gpu: &Gpu, model: &Model, batch: &mut Batch, name: &str) {
             base.gemm(model, b, group, number, 1.0);
         }),
     );
-    batch.early = true;
     if !batch.prefill {
-        for ctas in [32, 64, 128, 264] {
-            batch.set_tuning(
-                gpu,
-                model,
-                lorafleet_kernels::tuning::DecodeTuning { grid: ctas, ctas, ctas_per_piece: ctas, ..standard },
-            );
-            // The delta overwrites y here; the next operation would read it from a buffer of its own.
+        // Deltas overwrite y here; the next operation would read them from a buffer of its own.
+        for sms in [32, 64, 132] {
+            let tuning = decode_tuning(pieces, sms, false);
+            batch.set_tuning(gpu, model, DecodeTuning { grid: tuning.ctas, ..tuning });
             let us = measure(batch, &|b, number, group| {
                 gpu.fork(gpu.stream, gpu.side);
                 lora(b, gpu.side, number, group, 1);
                 base.gemm(model, b, group, number, 0.0);
                 gpu.fork(gpu.side, gpu.stream);
             });
-            add(&format!("side stream of {ctas}"), us);
+            add(&format!("side stream of {}", tuning.ctas), us);
         }
+        batch.early = 2;
+        for sms in [16, 24, 32, 40, 48, 64, 68] {
+            let tuning = decode_tuning(pieces, sms, false);
+            if pieces > tuning.ctas * 4 {
+                continue;
+            }
+            batch.set_tuning(gpu, model, tuning);
+            base.limit(gpu.sms - sms);
+            let us = measure(batch, &|b, number, group| {
+                base.gemm(model, b, group, number, 0.0);
+                gpu.begin_with_last(gpu.stream);
+                b.launches(model, group, number, 1).iter().for_each(|l| gpu.launch_on(gpu.stream, l, false));
+            });
+            add(&format!("beside on {sms} SMs"), us);
+        }
+        base.limit(0);
     }
+    batch.early = 1;
+    batch.set_tuning(gpu, model, decode_tuning(pieces, gpu.sms, true));
     println!("{line}");
-    batch.set_tuning(gpu, model, standard);
 }

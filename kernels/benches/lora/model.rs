@@ -1,7 +1,7 @@
 //! Adapters of a Llama-3-8B in a page pool, a batch over them, and their timing.
 
 use lorafleet_kernels::launch::{DevicePtr, Element, Launch};
-use lorafleet_kernels::lora::decode::{DecodeArgs, Pool, decode_launch};
+use lorafleet_kernels::lora::decode::{DecodeArgs, EXCHANGE_PARTS, Pool, decode_launch};
 use lorafleet_kernels::lora::layout::{Layout, Projection, a_place, b_place};
 use lorafleet_kernels::lora::plan::{Block, Run};
 use lorafleet_kernels::lora::{
@@ -137,8 +137,8 @@ pub struct Batch {
     pub rows: u32,
     pub prefill: bool,
     pub tuning: DecodeTuning,
-    /// x counts as whole before the kernel before: true of a LoRA launch behind the base GEMM that read it.
-    pub early: bool,
+    /// As in `DecodeArgs`; 1 is true of a LoRA launch behind the base GEMM that read x.
+    pub early: u32,
     segments: Vec<Segment>,
     rows_ptr: DevicePtr,
     buffers: Vec<Buffers>,
@@ -191,18 +191,22 @@ impl Batch {
         let mut batch = Self {
             rows,
             prefill,
-            tuning: decode_tuning(pieces, gpu.sms),
-            early: true,
+            tuning: decode_tuning(pieces, gpu.sms, true),
+            early: 1,
             segments,
             rows_ptr: gpu.upload(&bytes_of(&order)),
             buffers,
             exchange,
             scratch: scratch.map(|bytes| gpu.upload(&vec![0; bytes as usize])),
-            step_ptr: gpu.upload(&[0; 4]),
+            step_ptr: gpu.upload(&[0; 8]),
             step: 0,
         };
         batch.set_tuning(gpu, model, batch.tuning);
         batch
+    }
+
+    pub fn pieces(&self) -> u32 {
+        self.segments.iter().map(|s| s.rows.div_ceil(PIECE_ROWS)).sum()
     }
 
     pub fn set_tuning(&mut self, gpu: &Gpu, model: &Model, tuning: DecodeTuning) {
@@ -214,7 +218,7 @@ impl Batch {
         for (group, buffers) in model.groups.iter().zip(&self.buffers) {
             let plan = plan_decode(&self.segments, group, &tuning).unwrap();
             assert!(
-                plan.exchange_columns as usize <= COLUMNS_MAX / 2
+                plan.exchange_columns as usize <= COLUMNS_MAX / EXCHANGE_PARTS as usize
                     && plan.overflow.len() <= OVERFLOW_RUNS
                     && plan.blocks.len() <= 512
             );
@@ -280,8 +284,8 @@ impl Batch {
             layer,
             launch: number * 4 + group as u32,
             store,
-            early: self.early.into(),
-            half: (COLUMNS_MAX / 2) as u32,
+            early: self.early,
+            part: (COLUMNS_MAX / EXCHANGE_PARTS as usize) as u32,
             ..DecodeArgs::of_group(shape)
         };
         vec![decode_launch(&args, Element::Bf16, self.tuning.grid)]

@@ -11,6 +11,8 @@ pub const DECODE_THREADS: u32 = 256;
 pub const DECODE_CTAS_PER_SM: u32 = 2;
 /// The exchange buffer must be cleared when the step counter wraps to zero at this many.
 pub const STEP_WRAP: u32 = 1 << 22;
+/// Launches that can be under way at once: each has another part of the exchange buffer.
+pub const EXCHANGE_PARTS: u32 = 4;
 /// Launches in one step that share an exchange buffer.
 pub const LAUNCHES_MAX: u32 = 1024;
 
@@ -38,9 +40,10 @@ plain! {
         pub overflow: DevicePtr,
         /// The blocks of the launch that follows, or 0: they are brought into the L2.
         pub next_blocks: DevicePtr,
-        /// 16-byte words, 64 to a column; two halves. Cleared once, and where the step counter wraps.
+        /// 16-byte words, 64 to a column; `EXCHANGE_PARTS` parts. Cleared once, and where the step counter wraps.
         pub exchange: DevicePtr,
-        /// u32: counts steps from 1; each launch of a step has another `launch`.
+        /// Two u32. The first counts steps from 1; each launch of a step has a higher `launch`. The second is the kernel's, and
+        /// starts as 0.
         pub step: DevicePtr,
         pub inputs: u32,
         pub blocks_in: u32,
@@ -57,11 +60,12 @@ plain! {
         pub launch: u32,
         /// 1: y is overwritten instead of added to.
         pub store: u32,
-        /// 1: x was whole before the previous kernel of the stream began (that kernel read it, say), so that only y has to
-        /// be waited for and the shrink may run beside that kernel's end.
+        /// 0: the previous kernel of the stream makes x. 1: x was whole before that kernel began (it read x, say), so that
+        /// only y has to be waited for, and all but the additions may run beside it. 2: y too, and no other launch that
+        /// shares `exchange` is under way.
         pub early: u32,
-        /// Columns of one half of `exchange`, at least the plan's `exchange_columns`: launches take turns.
-        pub half: u32,
+        /// Columns of one part of `exchange`, at least the plan's `exchange_columns`: launches take turns.
+        pub part: u32,
     }
 }
 

@@ -195,6 +195,32 @@ impl Gpu {
         }
     }
 
+    /// While `stream` is captured: the next launch may begin as soon as all CTAs of the last one have, and waits for its end
+    /// in the kernel, if at all. For a kernel that does not say itself when the next may start.
+    pub fn begin_with_last(&self, stream: sys::CUstream) {
+        const LAUNCH_ORDER: u8 = 2;
+        let edge = sys::CUgraphEdgeData {
+            from_port: LAUNCH_ORDER,
+            to_port: 0,
+            type_: sys::CUgraphDependencyType_enum::CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC as u8,
+            reserved: [0; 5],
+        };
+        unsafe {
+            let mut status = sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
+            let (mut id, mut graph, mut count) = (0, null_mut(), 0);
+            let (mut nodes, mut edges) = (std::ptr::null(), std::ptr::null());
+            sys::cuStreamGetCaptureInfo_v3(stream, &mut status, &mut id, &mut graph, &mut nodes, &mut edges, &mut count)
+                .result()
+                .unwrap();
+            let mut last = std::slice::from_raw_parts(nodes, count).to_vec();
+            let edges = vec![edge; count];
+            let set = sys::CUstreamUpdateCaptureDependencies_flags_enum::CU_STREAM_SET_CAPTURE_DEPENDENCIES as u32;
+            sys::cuStreamUpdateCaptureDependencies_v2(stream, last.as_mut_ptr(), edges.as_ptr(), count, set)
+                .result()
+                .unwrap();
+        }
+    }
+
     pub fn replay(&self, graph: &Graph) {
         unsafe { result::graph::launch(graph.0, self.stream) }.unwrap();
     }

@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 use lorafleet_kernels::launch::{DevicePtr, Element, Launch};
-use lorafleet_kernels::lora::decode::{DecodeArgs, Pool, decode_launch};
+use lorafleet_kernels::lora::decode::{DecodeArgs, EXCHANGE_PARTS, Pool, decode_launch};
 use lorafleet_kernels::lora::layout::{Layout, Projection};
 use lorafleet_kernels::lora::plan::{Block, Run};
 use lorafleet_kernels::lora::{
@@ -108,7 +108,7 @@ pub struct Place {
     pub layer: u32,
     pub launch: u32,
     pub step: u32,
-    pub early: bool,
+    pub early: u32,
 }
 
 pub struct Case {
@@ -116,6 +116,7 @@ pub struct Case {
     pub rows: Vec<i32>,
     pub all_rows: u32,
     pub ctas: u32,
+    pub chained: bool,
     pub x_bits: Vec<u16>,
     pub x: DevicePtr,
     pub y: DevicePtr,
@@ -129,7 +130,7 @@ pub struct Case {
 
 const OVERFLOW_RUNS: usize = 8192;
 /// As many columns as the worst plan of these tests takes.
-const EXCHANGE_HALF: usize = 3 * 16 * 1024;
+const EXCHANGE_PART: usize = 3 * 16 * 1024;
 
 impl Case {
     pub fn new(
@@ -145,13 +146,14 @@ impl Case {
         let x_bits = adapters.bits.random((all_rows * group.inputs) as usize, 1.0, random);
         let y = bytes(&adapters.bits.random((all_rows * width) as usize, 0.1, random));
         let ctas = gpu.sms * 2;
-        let columns: usize = 2 * EXCHANGE_HALF;
+        let columns: usize = EXCHANGE_PARTS as usize * EXCHANGE_PART;
         let exchange = gpu.alloc(columns * 1024);
         gpu.fill(exchange, 0, columns * 1024);
         let mut case = Self {
             segments: Vec::new(),
             all_rows,
             ctas,
+            chained: false,
             x: gpu.upload(&bytes(&x_bits)),
             x_bits,
             y: gpu.upload(&y),
@@ -161,7 +163,7 @@ impl Case {
             blocks: gpu.alloc(ctas as usize * Block::SIZE),
             overflow: gpu.alloc(OVERFLOW_RUNS * Run::SIZE),
             exchange,
-            step: gpu.upload(&[0; 4]),
+            step: gpu.upload(&[0; 8]),
         };
         case.set_segments(gpu, adapters, segments);
         case
@@ -170,7 +172,7 @@ impl Case {
     pub fn set_segments(&mut self, gpu: &Gpu, adapters: &Adapters, segments: Vec<Segment>) {
         self.segments = segments.into_iter().map(|s| Segment { rank: adapters.rank_max(s.slot), ..s }).collect();
         let plan = self.plan(&adapters.group);
-        assert!(plan.exchange_columns as usize <= EXCHANGE_HALF && plan.overflow.len() <= OVERFLOW_RUNS);
+        assert!(plan.exchange_columns as usize <= EXCHANGE_PART && plan.overflow.len() <= OVERFLOW_RUNS);
         gpu.sync();
         gpu.write(self.blocks, &bytes_of(&plan.blocks));
         gpu.write(self.overflow, &bytes_of(&plan.overflow));
@@ -178,7 +180,7 @@ impl Case {
 
     pub fn plan(&self, group: &Group) -> DecodePlan {
         let pieces = self.segments.iter().map(|s| s.rows.div_ceil(PIECE_ROWS)).sum();
-        plan_decode(&self.segments, group, &decode_tuning(pieces, self.ctas / 2)).unwrap()
+        plan_decode(&self.segments, group, &decode_tuning(pieces, self.ctas / 2, self.chained)).unwrap()
     }
 
     pub fn launch(&self, adapters: &Adapters, place: Place) -> Launch {
@@ -197,8 +199,8 @@ impl Case {
             layers: adapters.layers,
             layer: place.layer,
             launch: place.launch,
-            early: place.early.into(),
-            half: EXCHANGE_HALF as u32,
+            early: place.early,
+            part: EXCHANGE_PART as u32,
             ..DecodeArgs::of_group(&adapters.group)
         };
         decode_launch(&args, adapters.element(), self.ctas)
