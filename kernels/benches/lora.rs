@@ -12,7 +12,7 @@ mod gpu;
 mod model;
 
 use gpu::{Gpu, Random};
-use lorafleet_kernels::tuning::DecodeTuning;
+use lorafleet_kernels::tuning::{DecodeTuning, decode_tuning};
 use model::{Batch, Model};
 
 /// Name, segment lengths by adapter, rank of each adapter, whether it is a prefill, goal in microseconds.
@@ -90,6 +90,7 @@ fn main() {
                 format!("shrink {:.1} us, expand {:.1} us, splits {:?}", parts[0], parts[1], batch.splits())
             } else {
                 batch.early = 0;
+                batch.set_tuning(&gpu, &model, decode_tuning(batch.pieces(), gpu.sms, false));
                 let late = batch.time(&gpu, &model);
                 batch.early = 1;
                 format!("x waited for {late:.1} us; grid {} ctas {} splits {}", tuning.grid, tuning.ctas, tuning.splits)

@@ -255,8 +255,8 @@ constexpr int ONE = 0, ANY = 1;
 struct Cursor {
   u32 unit, end;     // in the slice
   u32 slice, rest;   // units of the run behind this slice
-  u32 tile;
-  bool half;         // the slice has but a half tile
+  u32 tile, tiles;   // of the slice
+  u32 full;          // of them full ones
 
   DEVICE void start(const Decode& P, const Run& run, const Slice* t) {
     slice = 0;
@@ -271,7 +271,8 @@ struct Cursor {
     rest -= here;
     end = t[slice].rank ? from + here - units_before(P, slice) : 0;
     tile = 0;
-    half = full_tiles(t[slice].rank) == 0;
+    tiles = ::tiles(t[slice].rank);
+    full = full_tiles(t[slice].rank);
   }
   // To the next slice with units for this warp, if this one has no more. False at the end of the run.
   DEVICE bool settle(const Decode& P, const Slice* t) {
@@ -284,9 +285,10 @@ struct Cursor {
     }
     return true;
   }
-  template <int KIND> DEVICE void step(const Slice* t) {
-    if (KIND == ONE && half && unit + WARPS < end) unit += WARPS;
-    if (KIND == ONE || ++tile == tiles(t[slice].rank)) {
+  DEVICE bool is_half() const { return tile == full; }
+  template <int KIND> DEVICE void step() {
+    if (KIND == ONE && full == 0 && unit + WARPS < end) unit += WARPS;
+    if (KIND == ONE || ++tile == tiles) {
       tile = 0;
       unit += WARPS;
     }
@@ -323,19 +325,19 @@ struct Steps {
       reader.start(P.pool, s.b, threadIdx.x & 31);
     }
     uint4(&d)[4] = w[DEPTH - 1];
-    if (KIND == ONE && !cursor.half) {
+    if (KIND == ONE && !cursor.is_half()) {
       load(P.pool, s, s.b.fragment + cursor.unit * 4, d, 0, 4);
     } else if (KIND == ONE) {
       load(P.pool, s, s.b.fragment + cursor.unit * 2, d, 0, 2);
       if (cursor.unit + WARPS < cursor.end) load(P.pool, s, s.b.fragment + (cursor.unit + WARPS) * 2, d, 2, 2);
     } else {
-      const u32 full = full_tiles(s.rank), units = P.unit_end[cursor.slice] - units_before(P, cursor.slice);
+      const u32 full = cursor.full;
       // Half tiles lie behind all full ones: a reader that meets both goes back and forth.
-      if (full && has_half(s.rank)) reader.end = 0;
+      if (full && full < cursor.tiles) reader.end = 0;
       if (cursor.tile < full) load(P.pool, s, s.b.fragment + (cursor.unit * full + cursor.tile) * 4, d, 0, 4);
-      else load(P.pool, s, s.b.fragment + units * full * 4 + cursor.unit * 2, d, 0, 2);
+      else load(P.pool, s, s.b.fragment + (P.unit_end[cursor.slice] - units_before(P, cursor.slice)) * full * 4 + cursor.unit * 2, d, 0, 2);
     }
-    cursor.step<KIND>(t);
+    cursor.step<KIND>();
   }
   template <int KIND> DEVICE void fill(const Decode& P, const Slice* t) {
 #pragma unroll 1
@@ -402,10 +404,9 @@ template <class T, int KIND> DEVICE void expand(const Decode& P, Shared& S, cons
       v0 = v[0];
       v1 = v[4];
     }
-    const bool half = KIND == ONE ? at.half : at.tile == full_tiles(t[at.slice].rank);
-    if (half) multiply_half<T>(c, steps.w[0][0], steps.w[0][1], v0);
+    if (at.is_half()) multiply_half<T>(c, steps.w[0][0], steps.w[0][1], v0);
     else multiply_full<T>(c, steps.w[0], v0, v1);
-    if (KIND == ONE || at.tile + 1 == tiles(t[at.slice].rank)) {
+    if (KIND == ONE || at.tile + 1 == at.tiles) {
       if (!waited) {
         wait_for_previous();
         waited = true;
@@ -413,12 +414,12 @@ template <class T, int KIND> DEVICE void expand(const Decode& P, Shared& S, cons
       target.put<T>(P, at.slice, at.unit, c);
       clear(c);
     }
-    if (KIND == ONE && at.half && at.unit + WARPS < at.end) {
+    if (KIND == ONE && at.is_half() && at.unit + WARPS < at.end) {
       multiply_half<T>(c, steps.w[0][2], steps.w[0][3], v0);
       target.put<T>(P, at.slice, at.unit + WARPS, c);
       clear(c);
     }
-    at.step<KIND>(t);
+    at.step<KIND>();
     steps.advance<KIND>(P, t);
   }
 }

@@ -35,6 +35,25 @@ pub fn decode_tuning(pieces: u32, sms: u32, chained: bool) -> DecodeTuning {
     DecodeTuning { grid, ctas, ctas_per_piece: ctas, splits: if pieces <= 1 { 16 } else { 8 }, ragged_above: 1.25 }
 }
 
+/// How a prefill shrink divides rows and rank tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shrink {
+    /// A CTA takes 128 rows, not 64: its part of A is read half as often.
+    pub wide: bool,
+    pub rows: u32,
+    /// Rank tiles of a CTA.
+    pub bundle_tiles: u32,
+    pub ctas_per_sm: u32,
+}
+
+/// `columns`: rank tiles of all slices of the widest adapter.
+pub fn prefill_shrink(columns: u32) -> Shrink {
+    match columns {
+        0..=3 => Shrink { wide: false, rows: 64, bundle_tiles: columns, ctas_per_sm: 2 },
+        _ => Shrink { wide: true, rows: 128, bundle_tiles: columns.min(12), ctas_per_sm: 1 },
+    }
+}
+
 /// How many parts the inputs of a prefill shrink are cut into, so that a small prefill fills the device too.
 /// `ctas`: those of one part. `blocks`: of 32 inputs. `resident`: CTAs that the device holds.
 pub fn prefill_splits(ctas: u32, blocks: u32, resident: u32) -> u32 {
@@ -73,18 +92,25 @@ pub enum Schedule {
     /// Before it, into y; the GEMM adds (beta 1). Rows of the base have to be zeroed first.
     DeltaFirst,
     /// Beside it on another stream, by so many CTAs, into a buffer that the next operation adds.
-    Beside { ctas: u32 },
+    SideStream { ctas: u32 },
+    /// Beside it on SMs of its own, into such a buffer: the GEMM is told to leave so many SMs and is launched first, LoRA
+    /// (`early` 2) as soon as all CTAs of the GEMM have begun, by an edge of that kind in the graph.
+    Beside { sms: u32 },
 }
 
 /// The fastest schedule of a batch as measured on an H200. `layer_bytes`: of the distinct adapters, in one layer.
 pub fn schedule(rows: u32, layer_bytes: u64, prefill: bool, sms: u32) -> Schedule {
-    let (small, large) = (24 << 20, 128 << 20);
+    const MB: u64 = 1 << 20;
     match rows {
         _ if prefill => Schedule::DeltaFirst,
-        // At many rows the GEMM fills every SM: nothing runs beside it, and little is not worth a second stream.
-        128.. if layer_bytes < large => Schedule::Serial,
-        _ if layer_bytes <= small => Schedule::Beside { ctas: sms / 2 },
-        _ => Schedule::Beside { ctas: sms * DECODE_CTAS_PER_SM },
+        // At few rows a GEMM is as fast on half of the SMs: it waits for memory. So does LoRA, and what it gets of it goes by
+        // the SMs that ask.
+        ..128 if layer_bytes <= 224 * MB => Schedule::Beside { sms: sms * 16 / 33 },
+        // At many rows it misses each SM that it leaves.
+        128.. if layer_bytes <= 128 * MB => Schedule::Beside { sms: sms * 8 / 33 },
+        128.. if layer_bytes <= 448 * MB => Schedule::Beside { sms: sms * 12 / 33 },
+        // So many adapters take longer than the GEMM: both get all SMs, one after the other.
+        _ => Schedule::SideStream { ctas: sms * DECODE_CTAS_PER_SM },
     }
 }
 
@@ -106,11 +132,13 @@ mod tests {
     #[test]
     fn schedules_as_measured() {
         let rank16 = |adapters: u64| adapters * 2_621_440;
-        assert_eq!(schedule(1, rank16(1), false, 132), Schedule::Beside { ctas: 66 });
-        assert_eq!(schedule(64, rank16(9), false, 132), Schedule::Beside { ctas: 66 });
-        assert_eq!(schedule(64, rank16(64), false, 132), Schedule::Beside { ctas: 264 });
-        assert_eq!(schedule(256, rank16(32), false, 132), Schedule::Serial);
-        assert_eq!(schedule(256, rank16(128), false, 132), Schedule::Beside { ctas: 264 });
+        assert_eq!(schedule(1, rank16(1), false, 132), Schedule::Beside { sms: 64 });
+        assert_eq!(schedule(64, rank16(9), false, 132), Schedule::Beside { sms: 64 });
+        assert_eq!(schedule(64, rank16(64), false, 132), Schedule::Beside { sms: 64 });
+        assert_eq!(schedule(64, 4 * rank16(64), false, 132), Schedule::SideStream { ctas: 264 });
+        assert_eq!(schedule(256, rank16(32), false, 132), Schedule::Beside { sms: 32 });
+        assert_eq!(schedule(256, rank16(128), false, 132), Schedule::Beside { sms: 48 });
+        assert_eq!(schedule(256, rank16(256), false, 132), Schedule::SideStream { ctas: 264 });
         assert_eq!(schedule(8192, rank16(16), true, 132), Schedule::DeltaFirst);
     }
 

@@ -156,7 +156,9 @@ fn a_graph_replays_any_mix() {
     // A chain whose shrinks run beside the launch before: y grows by every layer's delta many times.
     let chain = |case: &Case, step: u32| {
         for launch in 0..12 {
-            gpu.launch(&case.launch(&adapters, Place { layer: launch % 2, launch, step, early: (launch % 5 != 3).into() }));
+            gpu.launch(
+                &case.launch(&adapters, Place { layer: launch % 2, launch, step, early: (launch % 5 != 3).into() }),
+            );
         }
     };
     let graph = gpu.capture(|| chain(&case, 0));
@@ -181,4 +183,42 @@ fn a_graph_replays_any_mix() {
         assert!(seen.iter().all(|y| *y == seen[0]), "{used} segments: replays differ");
         assert!(seen[0] != before);
     }
+}
+
+/// Beside another kernel in a graph LoRA waits for nothing, and what follows finds both complete.
+#[test]
+fn beside_another_kernel() {
+    let Some(gpu) = Gpu::open() else { return };
+    let mut random = Random(29);
+    let group = group(1024, &[1024, 256, 256]);
+    let rank = |slot: u32, _: u32, _: u32| RANKS[slot as usize % 9];
+    let adapters = Adapters::new(&gpu, &group, 2, 30, Bits::Bf16, 1 << 14, rank, &mut random);
+    let mut new_case = || {
+        let (segments, rows, all) = segments(&[3; 30], &mut random, false);
+        Case::new(&gpu, &adapters, segments, rows, all, &mut random)
+    };
+    let (first, mut second) = (new_case(), new_case());
+    second.store = 1;
+    let at = |launch: u32, early| Place { layer: launch % 2, launch, step: 1, early };
+    let (before, expected) = second.run(&gpu, &adapters, at(1, 0));
+    let graph = gpu.capture(|| {
+        gpu.beside(
+            gpu.stream,
+            || gpu.launch(&first.launch(&adapters, at(0, 0))),
+            || gpu.launch_on(gpu.stream, &second.launch(&adapters, at(1, 2)), false),
+        );
+        gpu.launch(&first.launch(&adapters, at(2, 0)));
+    });
+    let (start, poison) = (gpu.read(first.y, first.y_bytes), gpu::bytes(&before));
+    let mut sums: Vec<Vec<u8>> = Vec::new();
+    for step in 2..8 {
+        gpu.write(first.y, &start);
+        gpu.write(second.y, &poison);
+        gpu.set_u32(first.step, step);
+        gpu.set_u32(second.step, step);
+        gpu.replay(&graph);
+        assert!(gpu::words(&gpu.read(second.y, second.y_bytes)) == expected, "step {step}");
+        sums.push(gpu.read(first.y, first.y_bytes));
+    }
+    assert!(sums.iter().all(|y| *y == sums[0]) && sums[0] != start);
 }

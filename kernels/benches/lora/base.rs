@@ -144,9 +144,11 @@ pub fn beside(gpu: &Gpu, model: &Model, batch: &mut Batch, name: &str) {
             batch.set_tuning(gpu, model, tuning);
             base.limit(gpu.sms - sms);
             let us = measure(batch, &|b, number, group| {
-                base.gemm(model, b, group, number, 0.0);
-                gpu.begin_with_last(gpu.stream);
-                b.launches(model, group, number, 1).iter().for_each(|l| gpu.launch_on(gpu.stream, l, false));
+                gpu.beside(
+                    gpu.stream,
+                    || base.gemm(model, b, group, number, 0.0),
+                    || b.launches(model, group, number, 1).iter().for_each(|l| gpu.launch_on(gpu.stream, l, false)),
+                );
             });
             add(&format!("beside on {sms} SMs"), us);
         }

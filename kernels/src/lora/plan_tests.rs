@@ -83,7 +83,8 @@ fn sixty_four_distinct_get_four_whole_ctas_each() {
 
 #[test]
 fn one_token_shrinks_on_few_and_expands_on_all() {
-    let plan = check(&distinct(1, 1, |_| 16), &Group { inputs: 4096, outputs: vec![14336; 2] }, &decode_tuning(1, 132, false));
+    let plan =
+        check(&distinct(1, 1, |_| 16), &Group { inputs: 4096, outputs: vec![14336; 2] }, &decode_tuning(1, 132, false));
     assert_eq!(plan.blocks.iter().map(|b| b.shrinks).sum::<u32>(), 16);
     assert!(plan.blocks.iter().filter(|b| b.expands == 1).count() > 100);
 }

@@ -195,29 +195,50 @@ impl Gpu {
         }
     }
 
-    /// While `stream` is captured: the next launch may begin as soon as all CTAs of the last one have, and waits for its end
-    /// in the kernel, if at all. For a kernel that does not say itself when the next may start.
-    pub fn begin_with_last(&self, stream: sys::CUstream) {
-        const LAUNCH_ORDER: u8 = 2;
-        let edge = sys::CUgraphEdgeData {
-            from_port: LAUNCH_ORDER,
-            to_port: 0,
-            type_: sys::CUgraphDependencyType_enum::CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC as u8,
-            reserved: [0; 5],
-        };
+    /// What the next launch on `stream` will depend on, while it is captured.
+    pub fn tips(&self, stream: sys::CUstream) -> Vec<sys::CUgraphNode> {
         unsafe {
             let mut status = sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
             let (mut id, mut graph, mut count) = (0, null_mut(), 0);
             let (mut nodes, mut edges) = (std::ptr::null(), std::ptr::null());
-            sys::cuStreamGetCaptureInfo_v3(stream, &mut status, &mut id, &mut graph, &mut nodes, &mut edges, &mut count)
-                .result()
-                .unwrap();
-            let mut last = std::slice::from_raw_parts(nodes, count).to_vec();
-            let edges = vec![edge; count];
-            let set = sys::CUstreamUpdateCaptureDependencies_flags_enum::CU_STREAM_SET_CAPTURE_DEPENDENCIES as u32;
-            sys::cuStreamUpdateCaptureDependencies_v2(stream, last.as_mut_ptr(), edges.as_ptr(), count, set)
-                .result()
-                .unwrap();
+            sys::cuStreamGetCaptureInfo_v3(
+                stream,
+                &mut status,
+                &mut id,
+                &mut graph,
+                &mut nodes,
+                &mut edges,
+                &mut count,
+            )
+            .result()
+            .unwrap();
+            if count == 0 { Vec::new() } else { std::slice::from_raw_parts(nodes, count).to_vec() }
+        }
+    }
+
+    /// Runs what `second` launches beside what `first` launches: it may begin as soon as all CTAs of the first kernel of
+    /// `first` have. What is captured behind depends on both. Before them all of `stream` must be complete.
+    pub fn beside(&self, stream: sys::CUstream, first: impl FnOnce(), second: impl FnOnce()) {
+        const LAUNCH_ORDER: u8 = 2;
+        let before = self.tips(stream);
+        first();
+        let last = self.tips(stream);
+        let mut begun = last.clone();
+        loop {
+            let parents = parents(begun[0]);
+            if parents.is_empty() || parents.iter().any(|p| before.contains(p) || !is_kernel(*p)) {
+                break;
+            }
+            begun = parents;
+        }
+        let programmatic = sys::CUgraphDependencyType_enum::CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC as u8;
+        let edge = |from_port, type_| sys::CUgraphEdgeData { from_port, to_port: 0, type_, reserved: [0; 5] };
+        set_tips(stream, &begun, edge(LAUNCH_ORDER, programmatic));
+        second();
+        // The second waits for the first kernel itself; for others of `first` what follows has to.
+        if last != begun {
+            let both = [self.tips(stream), last].concat();
+            set_tips(stream, &both, edge(0, 0));
         }
     }
 
@@ -259,6 +280,33 @@ impl Gpu {
             result::stream::wait_event(to, event, sys::CUevent_wait_flags_enum::CU_EVENT_WAIT_DEFAULT).unwrap();
         }
     }
+}
+
+fn set_tips(stream: sys::CUstream, nodes: &[sys::CUgraphNode], edge: sys::CUgraphEdgeData) {
+    let (mut nodes, edges) = (nodes.to_vec(), vec![edge; nodes.len()]);
+    let set = sys::CUstreamUpdateCaptureDependencies_flags_enum::CU_STREAM_SET_CAPTURE_DEPENDENCIES as u32;
+    unsafe { sys::cuStreamUpdateCaptureDependencies_v2(stream, nodes.as_mut_ptr(), edges.as_ptr(), nodes.len(), set) }
+        .result()
+        .unwrap_or_else(|e| {
+            panic!("{e} for {edge:?} of {:?}", nodes.iter().map(|n| is_kernel(*n)).collect::<Vec<_>>())
+        });
+}
+
+fn is_kernel(node: sys::CUgraphNode) -> bool {
+    let mut kind = sys::CUgraphNodeType_enum::CU_GRAPH_NODE_TYPE_EMPTY;
+    unsafe { sys::cuGraphNodeGetType(node, &mut kind) }.result().unwrap();
+    kind == sys::CUgraphNodeType_enum::CU_GRAPH_NODE_TYPE_KERNEL
+}
+
+fn parents(node: sys::CUgraphNode) -> Vec<sys::CUgraphNode> {
+    let mut count = 8;
+    let mut nodes = vec![null_mut(); count];
+    let mut edges: Vec<sys::CUgraphEdgeData> = vec![unsafe { MaybeUninit::zeroed().assume_init() }; count];
+    unsafe { sys::cuGraphNodeGetDependencies_v2(node, nodes.as_mut_ptr(), edges.as_mut_ptr(), &mut count) }
+        .result()
+        .unwrap();
+    nodes.truncate(count);
+    nodes
 }
 
 impl Drop for Gpu {

@@ -117,6 +117,7 @@ pub struct Case {
     pub all_rows: u32,
     pub ctas: u32,
     pub chained: bool,
+    pub store: u32,
     pub x_bits: Vec<u16>,
     pub x: DevicePtr,
     pub y: DevicePtr,
@@ -154,6 +155,7 @@ impl Case {
             all_rows,
             ctas,
             chained: false,
+            store: 0,
             x: gpu.upload(&bytes(&x_bits)),
             x_bits,
             y: gpu.upload(&y),
@@ -199,6 +201,7 @@ impl Case {
             layers: adapters.layers,
             layer: place.layer,
             launch: place.launch,
+            store: self.store,
             early: place.early,
             part: EXCHANGE_PART as u32,
             ..DecodeArgs::of_group(&adapters.group)
