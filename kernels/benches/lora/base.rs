@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
+use std::ops::Range;
 
 use cudarc::cublas::{result, sys};
 
@@ -11,6 +12,8 @@ use super::gpu::Gpu;
 use super::model::{Batch, Model};
 
 const WORKSPACE: usize = 64 << 20;
+/// Layers of one graph.
+const LAYERS: u32 = 16;
 
 struct Base {
     handle: sys::cublasHandle_t,
@@ -87,47 +90,43 @@ impl Drop for Base {
     }
 }
 
+/// Microseconds per layer of what `record` captures for each layer and each of `groups`.
+fn measure(gpu: &Gpu, batch: &mut Batch, groups: Range<usize>, record: &dyn Fn(&Batch, u32, usize)) -> f64 {
+    let graph = gpu.capture(|| (0..LAYERS).for_each(|number| groups.clone().for_each(|g| record(batch, number, g))));
+    batch.median(gpu, &graph, LAYERS)
+}
+
 /// Prints the base alone and what each schedule adds to it, in percent.
 pub fn beside(gpu: &Gpu, model: &Model, batch: &mut Batch, name: &str) {
     let base = Base::new(gpu, model);
     base.gemm(model, batch, 0, 0, 0.0);
     gpu.sync();
-    let layers = model.layers.clamp(8, 16);
-    let measure = |batch: &mut Batch, record: &dyn Fn(&Batch, u32, usize)| {
-        let graph =
-            gpu.capture(|| (0..layers).for_each(|number| (0..4).for_each(|group| record(batch, number, group))));
-        batch.median(gpu, &graph, layers)
-    };
     let lora = |batch: &Batch, stream, number, group, store| {
         for launch in batch.launches(model, group, number, store) {
             gpu.launch_on(stream, &launch, true);
         }
     };
-    let alone = measure(batch, &|b, number, group| base.gemm(model, b, group, number, 0.0));
+    let alone = measure(gpu, batch, 0..4, &|b, number, group| base.gemm(model, b, group, number, 0.0));
     let mut line = format!("{name}: base {alone:.1} us");
     let mut add = |what: &str, us: f64| line += &format!("; {what} +{:.1}%", (us / alone - 1.0) * 100.0);
     let pieces = batch.pieces();
     batch.set_tuning(gpu, model, decode_tuning(pieces, gpu.sms, false));
-    add(
-        "serial",
-        measure(batch, &|b, number, group| {
-            base.gemm(model, b, group, number, 0.0);
-            lora(b, gpu.stream, number, group, 0);
-        }),
-    );
-    add(
-        "delta first",
-        measure(batch, &|b, number, group| {
-            lora(b, gpu.stream, number, group, 1);
-            base.gemm(model, b, group, number, 1.0);
-        }),
-    );
+    let us = measure(gpu, batch, 0..4, &|b, number, group| {
+        base.gemm(model, b, group, number, 0.0);
+        lora(b, gpu.stream, number, group, 0);
+    });
+    add("serial", us);
+    let us = measure(gpu, batch, 0..4, &|b, number, group| {
+        lora(b, gpu.stream, number, group, 1);
+        base.gemm(model, b, group, number, 1.0);
+    });
+    add("delta first", us);
     if !batch.prefill {
         // Deltas overwrite y here; the next operation would read them from a buffer of its own.
         for sms in [32, 64, 132] {
             let tuning = decode_tuning(pieces, sms, false);
             batch.set_tuning(gpu, model, DecodeTuning { grid: tuning.ctas, ..tuning });
-            let us = measure(batch, &|b, number, group| {
+            let us = measure(gpu, batch, 0..4, &|b, number, group| {
                 gpu.fork(gpu.stream, gpu.side);
                 lora(b, gpu.side, number, group, 1);
                 base.gemm(model, b, group, number, 0.0);
@@ -135,26 +134,41 @@ pub fn beside(gpu: &Gpu, model: &Model, batch: &mut Batch, name: &str) {
             });
             add(&format!("side stream of {}", tuning.ctas), us);
         }
-        batch.early = 2;
-        for sms in [16, 24, 32, 40, 48, 64, 68] {
-            let tuning = decode_tuning(pieces, sms, false);
-            if pieces > tuning.ctas * 4 {
+        let mut best = [(f64::INFINITY, 0); 4];
+        for sms in [16, 24, 32, 40, 48, 56, 64, 68, 76] {
+            if pieces > sms * 8 {
                 continue;
             }
-            batch.set_tuning(gpu, model, tuning);
-            base.limit(gpu.sms - sms);
-            let us = measure(batch, &|b, number, group| {
-                gpu.beside(
-                    gpu.stream,
-                    || base.gemm(model, b, group, number, 0.0),
-                    || b.launches(model, group, number, 1).iter().for_each(|l| gpu.launch_on(gpu.stream, l, false)),
-                );
-            });
-            add(&format!("beside on {sms} SMs"), us);
+            add(&format!("beside on {sms} SMs"), beside_on(gpu, model, batch, &base, [sms; 4], 0..4));
+            for (group, best) in best.iter_mut().enumerate() {
+                let us = beside_on(gpu, model, batch, &base, [sms; 4], group..group + 1);
+                if us < best.0 {
+                    *best = (us, sms);
+                }
+            }
         }
-        base.limit(0);
+        let sms = best.map(|b| b.1);
+        add(&format!("beside on {sms:?} SMs"), beside_on(gpu, model, batch, &base, sms, 0..4));
     }
-    batch.early = 1;
     batch.set_tuning(gpu, model, decode_tuning(pieces, gpu.sms, true));
     println!("{line}");
+}
+
+/// Each group's LoRA on SMs of its own, which the GEMM leaves.
+fn beside_on(gpu: &Gpu, model: &Model, batch: &mut Batch, base: &Base, sms: [u32; 4], groups: Range<usize>) -> f64 {
+    for (group, sms) in sms.into_iter().enumerate() {
+        batch.set_group_tuning(gpu, model, group, decode_tuning(batch.pieces(), sms, false));
+    }
+    batch.early = 2;
+    let us = measure(gpu, batch, groups, &|b, number, group| {
+        base.limit(gpu.sms - sms[group]);
+        gpu.beside(
+            gpu.stream,
+            || base.gemm(model, b, group, number, 0.0),
+            || b.launches(model, group, number, 1).iter().for_each(|l| gpu.launch_on(gpu.stream, l, false)),
+        );
+    });
+    base.limit(0);
+    batch.early = 1;
+    us
 }

@@ -131,6 +131,7 @@ struct Buffers {
     overflow: DevicePtr,
     tiles: DevicePtr,
     prefill: Option<PrefillPlan>,
+    grid: u32,
 }
 
 pub struct Batch {
@@ -186,6 +187,7 @@ impl Batch {
                 overflow: gpu.alloc(OVERFLOW_RUNS * Run::SIZE),
                 tiles: gpu.upload(&plan.as_ref().map_or(Vec::new(), |p| bytes_of(&p.tiles))),
                 prefill: plan,
+                grid: 0,
             });
         }
         let mut batch = Self {
@@ -211,20 +213,24 @@ impl Batch {
 
     pub fn set_tuning(&mut self, gpu: &Gpu, model: &Model, tuning: DecodeTuning) {
         self.tuning = tuning;
+        (0..model.groups.len()).for_each(|group| self.set_group_tuning(gpu, model, group, tuning));
+    }
+
+    pub fn set_group_tuning(&mut self, gpu: &Gpu, model: &Model, group: usize, tuning: DecodeTuning) {
         if self.prefill {
             return;
         }
         gpu.sync();
-        for (group, buffers) in model.groups.iter().zip(&self.buffers) {
-            let plan = plan_decode(&self.segments, group, &tuning).unwrap();
-            assert!(
-                plan.exchange_columns as usize <= COLUMNS_MAX / EXCHANGE_PARTS as usize
-                    && plan.overflow.len() <= OVERFLOW_RUNS
-                    && plan.blocks.len() <= 512
-            );
-            gpu.write(buffers.blocks, &bytes_of(&plan.blocks));
-            gpu.write(buffers.overflow, &bytes_of(&plan.overflow));
-        }
+        let plan = plan_decode(&self.segments, &model.groups[group], &tuning).unwrap();
+        assert!(
+            plan.exchange_columns as usize <= COLUMNS_MAX / EXCHANGE_PARTS as usize
+                && plan.overflow.len() <= OVERFLOW_RUNS
+                && plan.blocks.len() <= 512
+        );
+        let buffers = &mut self.buffers[group];
+        buffers.grid = tuning.grid;
+        gpu.write(buffers.blocks, &bytes_of(&plan.blocks));
+        gpu.write(buffers.overflow, &bytes_of(&plan.overflow));
     }
 
     /// Another width of the CTAs of the prefill's expand.
@@ -288,7 +294,7 @@ impl Batch {
             part: (COLUMNS_MAX / EXCHANGE_PARTS as usize) as u32,
             ..DecodeArgs::of_group(shape)
         };
-        vec![decode_launch(&args, Element::Bf16, self.tuning.grid)]
+        vec![decode_launch(&args, Element::Bf16, buffers.grid)]
     }
 
     pub fn next_step(&mut self, gpu: &Gpu) {
