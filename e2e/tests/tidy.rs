@@ -176,3 +176,50 @@ fn unsafe_code_only_where_allowed() {
         .collect();
     assert!(wrong.is_empty(), "unsafe code allowed in {wrong:?}");
 }
+
+/// Error codes in a source text: a name in quotes as the second argument of `Refusal::new`, as the field `code`, or, in the
+/// files that are about errors, as a match arm's result.
+fn error_codes(path: &str, text: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut parts = text.split('"');
+    let mut before = parts.next().unwrap_or_default();
+    while let (Some(quoted), Some(after)) = (parts.next(), parts.next()) {
+        let lead = before.trim_end();
+        let status = lead.strip_suffix(',').map(|lead| lead.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end());
+        let is_code = status.is_some_and(|lead| lead.ends_with("Refusal::new("))
+            || lead.ends_with("code:")
+            || (path.ends_with("error.rs") && lead.ends_with("=>"));
+        let is_name = quoted.starts_with(|c: char| c.is_ascii_uppercase()) && quoted.chars().all(char::is_alphanumeric);
+        if is_code && is_name {
+            found.insert(quoted.to_owned());
+        }
+        before = after;
+    }
+    found
+}
+
+#[test]
+fn finds_error_codes() {
+    let text = r#"Refusal::new(422, "TooLarge", "a"); Refusal::new(
+        503, "Busy", m); x { code: "Stale".into() }; A => "Gone", f("No")"#;
+    let codes: Vec<_> = error_codes("a/error.rs", text).into_iter().collect();
+    assert_eq!(codes, ["Busy", "Gone", "Stale", "TooLarge"]);
+}
+
+/// Whoever meets a code in a log or a client finds it in one place.
+#[test]
+fn error_codes_are_documented() {
+    let documented = std::fs::read_to_string(repository().join("docs/OPERATIONS.md")).unwrap();
+    let codes: BTreeSet<(String, String)> = texts()
+        .into_iter()
+        .filter(|(path, _)| {
+            path.ends_with(".rs") && (path.starts_with("engine/src") || path.starts_with("gateway/src"))
+        })
+        .flat_map(|(path, text)| {
+            error_codes(&path, &text).into_iter().map(move |code| (code, path.clone())).collect::<Vec<_>>()
+        })
+        .collect();
+    assert!(codes.len() > 30, "found only {codes:?}");
+    let missing: Vec<_> = codes.iter().filter(|(code, _)| !documented.contains(&format!("`{code}`"))).collect();
+    assert!(missing.is_empty(), "not in docs/OPERATIONS.md: {missing:?}");
+}
