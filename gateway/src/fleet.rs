@@ -1,7 +1,7 @@
 //! Where the current `FleetView` lies: written by the sources, read by every request.
 
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
@@ -11,8 +11,9 @@ use crate::view::FleetView;
 pub struct Fleet {
     started: Instant,
     current: RwLock<State>,
-    /// Counts the views, for those who wait for the next one.
-    published: watch::Sender<u64>,
+    heard: watch::Sender<Heard>,
+    /// The round that somebody waits for.
+    wanted: watch::Sender<u64>,
 }
 
 struct State {
@@ -20,22 +21,67 @@ struct State {
     synced: bool,
 }
 
+/// How much has been heard from the pods. In a round each of them is asked once.
+#[derive(Clone, Copy, Debug, Default)]
+struct Heard {
+    begun: u64,
+    /// The view has in it what this round and all before it have shown.
+    over: u64,
+    /// Counts the views.
+    views: u64,
+}
+
+/// A round that somebody waits for ends much earlier: no pod has longer to answer than its own time.
+const HEARING_MAX: Duration = Duration::from_secs(2);
+
 impl Fleet {
     /// Knows nothing yet.
     pub fn new() -> Arc<Self> {
         let state = State { view: Arc::default(), synced: false };
-        Arc::new(Self { started: Instant::now(), current: RwLock::new(state), published: watch::Sender::new(0) })
+        Arc::new(Self {
+            started: Instant::now(),
+            current: RwLock::new(state),
+            heard: watch::Sender::default(),
+            wanted: watch::Sender::default(),
+        })
     }
 
-    pub fn publish(&self, view: FleetView) {
+    /// Makes a view the current one. `over` is the last round of questions that it has in it as a whole.
+    pub fn publish(&self, view: FleetView, over: u64) {
         let state = State { view: Arc::new(view), synced: true };
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = state;
-        self.published.send_modify(|count| *count += 1);
+        self.heard.send_modify(|heard| {
+            heard.views += 1;
+            heard.over = heard.over.max(over);
+        });
     }
 
-    /// Says when a view newer than the present one has been published.
-    pub fn news(&self) -> watch::Receiver<u64> {
-        self.published.subscribe()
+    /// Has the pods asked at once, and follows what they say.
+    pub fn hear(&self) -> Hearing {
+        let heard = self.heard.subscribe();
+        // A round that is under way may have asked a pod too early.
+        let round = heard.borrow().begun + 1;
+        self.wanted.send_modify(|wanted| *wanted = round.max(*wanted));
+        Hearing { heard, round, all: false, deadline: tokio::time::Instant::now() + HEARING_MAX }
+    }
+
+    /// Returns when somebody waits for a round that has not begun. Those who come before it begins wait for the same.
+    pub async fn wanted(&self) {
+        let mut wanted = self.wanted.subscribe();
+        // The sender is here: it cannot have gone.
+        let _ = wanted.wait_for(|wanted| *wanted > self.heard.borrow().begun).await;
+    }
+
+    /// The number of the round that begins now.
+    pub fn begin_round(&self) -> u64 {
+        let mut round = 0;
+        self.heard.send_if_modified(|heard| {
+            heard.begun += 1;
+            round = heard.begun;
+            // Nothing has been heard yet.
+            false
+        });
+        round
     }
 
     pub fn view(&self) -> Arc<FleetView> {
@@ -50,5 +96,24 @@ impl Fleet {
     /// The clock of all views.
     pub fn now_ms(&self) -> u64 {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// Waits for what the pods say when they are asked now.
+pub struct Hearing {
+    heard: watch::Receiver<Heard>,
+    round: u64,
+    all: bool,
+    deadline: tokio::time::Instant,
+}
+
+impl Hearing {
+    /// Returns with the next view: true. False if the last one had everything in it.
+    pub async fn next(&mut self) -> bool {
+        if self.all || !matches!(tokio::time::timeout_at(self.deadline, self.heard.changed()).await, Ok(Ok(()))) {
+            return false;
+        }
+        self.all = self.heard.borrow_and_update().over >= self.round;
+        true
     }
 }

@@ -29,8 +29,6 @@ use crate::upstream::{Answering, NoAnswer, Outgoing, Upstream};
 
 /// How far the view of an alias may lag behind the pods.
 const ALIAS_LAG: Duration = Duration::from_millis(200);
-/// How far the view of what pods hold may lag behind them: pods are asked every second and have 800 ms to answer.
-const REPORT_LAG: Duration = Duration::from_millis(1900);
 
 /// Everything that a request needs; one per process.
 pub struct Gateway {
@@ -149,17 +147,17 @@ impl Asked {
     }
 
     /// An adapter may be Ready in the API server a moment before this gateway has heard it from the pods: what no pod seems
-    /// to hold waits for their next reports before it is refused.
+    /// to hold is refused only after all have been asked again.
     async fn offer_when_heard(&self, gateway: &Gateway, target: &Target) -> Result<Answering, NoAnswer> {
-        let deadline = tokio::time::Instant::now() + REPORT_LAG;
-        loop {
-            let mut news = gateway.fleet.news();
-            let offered = self.offer_once(gateway, target).await;
-            let unheard = matches!(&offered, Err(NoAnswer::Refused(refusal)) if refusal.code == Code::AdapterNotReady);
-            if !unheard || tokio::time::timeout_at(deadline, news.changed()).await.is_err() {
-                return offered;
+        let unheard = |offered: &Result<Answering, NoAnswer>| matches!(offered, Err(NoAnswer::Refused(refusal)) if refusal.code == Code::AdapterNotReady);
+        let mut offered = self.offer_once(gateway, target).await;
+        if unheard(&offered) {
+            let mut hearing = gateway.fleet.hear();
+            while unheard(&offered) && hearing.next().await {
+                offered = self.offer_once(gateway, target).await;
             }
         }
+        offered
     }
 
     async fn offer_once(&self, gateway: &Gateway, target: &Target) -> Result<Answering, NoAnswer> {

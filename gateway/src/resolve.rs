@@ -157,9 +157,9 @@ fn by_prefix(
 /// All versions of a name that could answer: those the object names, and those that pods still hold for older requests.
 fn versions(view: &FleetView, object: Option<&AdapterView>, name: &str) -> BTreeSet<Digest> {
     let written = object.into_iter().flat_map(|object| object.current.iter().chain(&object.others));
-    let held = view.reports().filter_map(|(_, report)| report.holdings.get(name)).flatten();
+    let held = view.reports().filter_map(|(_, report)| report.holdings.adapters.get(name)).flatten();
     let held = held.filter(|holding| matches!(holding.state, AdapterState::Ready | AdapterState::Loading));
-    let aliased = view.reports().filter_map(|(_, report)| report.aliases.get(name));
+    let aliased = view.reports().filter_map(|(_, report)| report.holdings.aliases.get(name));
     written.chain(aliased).copied().chain(held.map(|holding| holding.digest)).collect()
 }
 
@@ -170,7 +170,7 @@ fn foreign_alias(view: &FleetView, name: &str) -> Option<Digest> {
         return None;
     }
     let mut votes = std::collections::BTreeMap::<Digest, u32>::new();
-    for digest in view.reports().filter_map(|(_, report)| report.aliases.get(name)) {
+    for digest in view.reports().filter_map(|(_, report)| report.holdings.aliases.get(name)) {
         *votes.entry(*digest).or_default() += 1;
     }
     votes.into_iter().max_by_key(|(digest, count)| (*count, *digest)).map(|(digest, _)| digest)

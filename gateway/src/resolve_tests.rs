@@ -7,7 +7,7 @@ use lorafleet_crds::wire::{AdapterState, Load, Role, Tier};
 use proptest::prelude::*;
 
 use super::*;
-use crate::view::{Holding, PodReport, PodView};
+use crate::view::{Holding, Holdings, PodReport, PodView};
 
 /// A digest whose first seven bytes are `start`, so that several share their first 12 hex digits.
 fn digest(start: u8, last: u8) -> Digest {
@@ -17,9 +17,10 @@ fn digest(start: u8, last: u8) -> Digest {
 }
 
 fn pod(aliases: &[(&str, Digest)], held: &[(&str, Digest, AdapterState)]) -> PodView {
-    let mut holdings = BTreeMap::<String, Vec<Holding>>::new();
+    let aliases = aliases.iter().map(|(name, digest)| ((*name).to_owned(), *digest)).collect();
+    let mut holdings = Holdings { aliases, ..Holdings::default() };
     for (name, digest, state) in held {
-        holdings.entry((*name).to_owned()).or_default().push(Holding {
+        holdings.adapters.entry((*name).to_owned()).or_default().push(Holding {
             digest: *digest,
             state: *state,
             tier: Tier::Device,
@@ -38,8 +39,7 @@ fn pod(aliases: &[(&str, Digest)], held: &[(&str, Digest, AdapterState)]) -> Pod
             role: Role::Shared,
             load: Load::default(),
             base_digest: digest(0xbb, 0),
-            holdings,
-            aliases: aliases.iter().map(|(name, digest)| ((*name).to_owned(), *digest)).collect(),
+            holdings: Arc::new(holdings),
         })),
         poll_error: None,
     }

@@ -21,8 +21,7 @@ fn pod(line: &str, now_ms: u64) -> (PodView, u32) {
         role: Role::Shared,
         load: Load::default(),
         base_digest: Digest::from_bytes([0; 32]),
-        holdings: BTreeMap::new(),
-        aliases: BTreeMap::new(),
+        holdings: Arc::default(),
     };
     let (mut ready, mut down, mut outstanding) = (true, false, 0);
     for word in line.split_whitespace() {
@@ -52,7 +51,7 @@ fn pod(line: &str, now_ms: u64) -> (PodView, u32) {
                     other => panic!("{other}"),
                 };
                 let digest = if key == "a" { A } else { B };
-                report.holdings.entry(key.to_owned()).or_default().push(Holding {
+                Arc::make_mut(&mut report.holdings).adapters.entry(key.to_owned()).or_default().push(Holding {
                     digest,
                     state,
                     tier,

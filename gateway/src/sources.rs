@@ -48,13 +48,13 @@ pub async fn keep_up_to_date(sources: Sources) {
             () = changed.notified() => {}
             polled = reports.changed() => if polled.is_err() { return },
         }
-        let polled = reports.borrow_and_update().clone();
-        let Some(polled) = polled else {
+        let heard = reports.borrow_and_update().clone();
+        let Some(heard) = heard else {
             // Not one round is over: a view without reports would refuse everything.
             continue;
         };
-        let view = assemble(&stores.objects(&sources), &polled);
+        let view = assemble(&stores.objects(&sources), &heard.reports);
         sources.metrics.show_view(&view);
-        sources.fleet.publish(view);
+        sources.fleet.publish(view, heard.over);
     }
 }

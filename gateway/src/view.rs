@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use lorafleet_artifact::Digest;
-use lorafleet_crds::wire::{AdapterState, Load, Report, Role, Tier};
+use lorafleet_crds::wire::{AdapterReport, AdapterState, Load, Report, Role, Tier};
 
 /// One consistent picture of a pool. `resolve` and `route` decide from it alone.
 #[derive(Clone, Debug, Default)]
@@ -70,7 +70,15 @@ pub struct PodReport {
     pub role: Role,
     pub load: Load,
     pub base_digest: Digest,
-    pub holdings: BTreeMap<String, Vec<Holding>>,
+    pub holdings: Arc<Holdings>,
+}
+
+/// What a pod holds. Reports that say the same share it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Holdings {
+    /// The pod's own name for all of it; empty if it gives none.
+    pub tag: String,
+    pub adapters: BTreeMap<String, Vec<Holding>>,
     pub aliases: BTreeMap<String, Digest>,
 }
 
@@ -86,18 +94,14 @@ pub struct Holding {
 }
 
 impl PodReport {
-    pub fn new(report: Report, received_ms: u64, outstanding_then: u32) -> Self {
-        let mut holdings: BTreeMap<String, Vec<Holding>> = BTreeMap::new();
-        for adapter in report.adapters {
-            holdings.entry(adapter.name).or_default().push(Holding {
-                digest: adapter.digest,
-                state: adapter.state,
-                tier: adapter.tier,
-                bytes: adapter.bytes,
-                last_error: adapter.last_error.map(|error| format!("{}: {}", error.code, error.message)),
-            });
-        }
-        Self {
+    /// `known` is what the pod was told that this gateway knows. `None` if it leaves out something else.
+    pub fn new(report: Report, known: Option<&Arc<Holdings>>, received_ms: u64, outstanding_then: u32) -> Option<Self> {
+        let holdings = if report.unchanged {
+            Arc::clone(known.filter(|known| known.tag == report.holdings)?)
+        } else {
+            Arc::new(Holdings::new(report.holdings, report.adapters, report.aliases))
+        };
+        Some(Self {
             received_ms,
             outstanding_then,
             boot_id: report.boot_id,
@@ -106,12 +110,27 @@ impl PodReport {
             load: report.load,
             base_digest: report.base.digest,
             holdings,
-            aliases: report.aliases,
-        }
+        })
     }
 
     pub fn holding(&self, name: &str, digest: &Digest) -> Option<&Holding> {
-        self.holdings.get(name)?.iter().find(|holding| holding.digest == *digest)
+        self.holdings.adapters.get(name)?.iter().find(|holding| holding.digest == *digest)
+    }
+}
+
+impl Holdings {
+    fn new(tag: String, reports: Vec<AdapterReport>, aliases: BTreeMap<String, Digest>) -> Self {
+        let mut adapters: BTreeMap<String, Vec<Holding>> = BTreeMap::new();
+        for adapter in reports {
+            adapters.entry(adapter.name).or_default().push(Holding {
+                digest: adapter.digest,
+                state: adapter.state,
+                tier: adapter.tier,
+                bytes: adapter.bytes,
+                last_error: adapter.last_error.map(|error| format!("{}: {}", error.code, error.message)),
+            });
+        }
+        Self { tag, adapters, aliases }
     }
 }
 

@@ -77,9 +77,9 @@ async fn a_name_that_moves_on_the_way_is_asked_for_again() {
         adapters.get_mut("support").unwrap().current = Some(moved);
         view.adapters = Arc::new(adapters);
         let mut report = (**view.pods["p0"].report.as_ref().unwrap()).clone();
-        report.holdings.get_mut("support").unwrap()[0].digest = moved;
+        Arc::make_mut(&mut report.holdings).adapters.get_mut("support").unwrap()[0].digest = moved;
         view.pods.get_mut("p0").unwrap().report = Some(Arc::new(report));
-        front.gateway.fleet.publish(view);
+        front.gateway.fleet.publish(view, 0);
     };
     let (status, ()) = tokio::join!(request, move_on);
     assert_eq!((status, new.seen.count()), (200, 1));
@@ -87,23 +87,42 @@ async fn a_name_that_moves_on_the_way_is_asked_for_again() {
 }
 
 #[tokio::test]
-async fn an_adapter_that_its_pod_reports_a_moment_later_is_not_refused() {
+async fn pods_are_asked_again_before_an_adapter_is_refused_and_all_who_wait_wait_for_the_same() {
     let echo = pod(Behaviour::Echo).await;
-    let front = front(&[&echo], limits(&[])).await;
-    let heard = view(&[&echo], &front.gateway.fleet);
-    let mut unheard = heard.clone();
-    let mut report = (**unheard.pods["p0"].report.as_ref().unwrap()).clone();
-    report.holdings.clear();
-    unheard.pods.get_mut("p0").unwrap().report = Some(Arc::new(report));
-    front.gateway.fleet.publish(unheard);
-    let request = async { front.chat(r#"{"model":"support"}"#).await.status().as_u16() };
+    let (front, heard) = unheard(&echo).await;
+    let fleet = front.gateway.fleet.clone();
+    // A round that began before the question says nothing.
+    let earlier = fleet.begin_round();
+    let ask = async || front.chat(r#"{"model":"support"}"#).await.status().as_u16();
     let hear = async {
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        fleet.wanted().await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let unheard = (*fleet.view()).clone();
+        fleet.publish(unheard, earlier);
+        let round = fleet.begin_round();
+        tokio::time::sleep(Duration::from_millis(50)).await;
         assert_eq!(echo.seen.count(), 0);
-        front.gateway.fleet.publish(heard);
+        fleet.publish(heard, round);
+        tokio::time::timeout(Duration::from_millis(200), fleet.wanted()).await.is_err()
     };
-    let (status, ()) = tokio::join!(request, hear);
-    assert_eq!((status, echo.seen.count()), (200, 1));
+    let (first, second, nobody_else) = tokio::join!(ask(), ask(), hear);
+    assert_eq!((first, second, echo.seen.count(), nobody_else), (200, 200, 2, true));
+}
+
+#[tokio::test]
+async fn what_no_pod_holds_when_asked_is_refused_at_once() {
+    let echo = pod(Behaviour::Echo).await;
+    let (front, _) = unheard(&echo).await;
+    let fleet = front.gateway.fleet.clone();
+    let hear = async {
+        fleet.wanted().await;
+        let (round, unheard) = (fleet.begin_round(), (*fleet.view()).clone());
+        fleet.publish(unheard, round);
+    };
+    let began = Instant::now();
+    let (answer, ()) = tokio::join!(front.chat(r#"{"model":"support"}"#), hear);
+    assert!(began.elapsed() < Duration::from_millis(500));
+    assert_eq!(error_of(answer).await.1, "AdapterNotReady");
 }
 
 #[tokio::test]
@@ -165,7 +184,7 @@ async fn known_but_ready_nowhere_says_why() {
     let front = front(&[&echo], limits(&[])).await;
     let mut view = view(&[&echo], &front.gateway.fleet);
     view.pods.get_mut("p0").unwrap().ready = false;
-    front.gateway.fleet.publish(view);
+    front.gateway.fleet.publish(view, 0);
     let response = front.chat(r#"{"model":"support"}"#).await;
     assert_eq!(response.headers()["retry-after"], "2");
     assert_eq!(

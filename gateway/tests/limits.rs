@@ -199,11 +199,12 @@ async fn series_stay_bounded_however_many_adapters_are_asked_for() {
     let mut report = (**view.pods["p0"].report.as_ref().unwrap()).clone();
     for index in 0..200 {
         adapters.insert(format!("a{index}"), adapters["support"].clone());
-        report.holdings.insert(format!("a{index}"), report.holdings["support"].clone());
+        let held = report.holdings.adapters["support"].clone();
+        Arc::make_mut(&mut report.holdings).adapters.insert(format!("a{index}"), held);
     }
     view.adapters = Arc::new(adapters);
     view.pods.get_mut("p0").unwrap().report = Some(Arc::new(report));
-    front.gateway.fleet.publish(view);
+    front.gateway.fleet.publish(view, 0);
     let mut lines = 0;
     for index in 0..200 {
         assert_eq!(front.chat(&format!(r#"{{"model":"a{index}"}}"#)).await.status(), 200);

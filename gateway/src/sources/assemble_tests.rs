@@ -195,8 +195,7 @@ fn a_report_belongs_to_one_address() {
         role: Role::Shared,
         load: Load::default(),
         base_digest: digest(0),
-        holdings: BTreeMap::new(),
-        aliases: BTreeMap::new(),
+        holdings: Arc::default(),
     });
     let polled = |address: [u8; 4]| Polled {
         address: SocketAddr::from((address, 8000)),

@@ -1,4 +1,4 @@
-//! Asking every pod for its report, once a second.
+//! Asking every pod for its report, once a second, and at once when somebody misses something.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,70 +8,134 @@ use futures::StreamExt as _;
 use http::{HeaderMap, header};
 use lorafleet_crds::wire::Report;
 use tokio::sync::watch;
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior};
 
 use super::Sources;
 use super::assemble::{Endpoint, Polled};
 use super::watch::Stores;
-use crate::view::PodReport;
+use crate::view::{Holdings, PodReport};
 
 const PERIOD: Duration = Duration::from_secs(1);
+/// Between the beginnings of two rounds, however many wait for one.
+const SPACING: Duration = Duration::from_millis(100);
+/// What has come by then is shown, without waiting for those who take their time.
+const EARLY: Duration = Duration::from_millis(50);
 const TIMEOUT: Duration = Duration::from_millis(800);
-const CONCURRENT_MAX: usize = 32;
+const CONCURRENT_MAX: usize = 128;
 const REPORT_BYTES_MAX: usize = 16 << 20;
+/// Longest name of holdings that is sent back to a pod.
+const TAG_BYTES_MAX: usize = 128;
 
 /// What is known of each pod by name.
 pub type Reports = BTreeMap<String, Polled>;
 
+/// What has been heard so far.
+#[derive(Clone)]
+pub struct Heard {
+    pub reports: Reports,
+    /// The last round that is over.
+    pub over: u64,
+}
+
 /// Starts polling. `None` until the first round is over.
-pub fn start(sources: Sources, stores: Stores) -> watch::Receiver<Option<Arc<Reports>>> {
+pub fn start(sources: Sources, stores: Stores) -> watch::Receiver<Option<Arc<Heard>>> {
     let (sender, receiver) = watch::channel(None);
     tokio::spawn(async move {
-        let mut reports = Arc::new(Reports::new());
+        let mut reports = Reports::new();
         let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut next = Instant::now();
         while !sender.is_closed() {
-            ticks.tick().await;
-            reports = Arc::new(round(&sources, stores.endpoints(), &reports).await);
-            sender.send_replace(Some(Arc::clone(&reports)));
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = sources.fleet.wanted() => ticks.reset(),
+            }
+            tokio::time::sleep_until(next).await;
+            next = Instant::now() + SPACING;
+            let number = sources.fleet.begin_round();
+            let early = |reports: &Reports| {
+                // The first view shall not lack anybody.
+                if number > 1 {
+                    sender.send_replace(Some(Arc::new(Heard { reports: reports.clone(), over: number - 1 })));
+                }
+            };
+            reports = round(&sources, stores.endpoints(), &reports, early).await;
+            sender.send_replace(Some(Arc::new(Heard { reports: reports.clone(), over: number })));
         }
     });
     receiver
 }
 
 /// Asks all pods at once, within bounds. A pod that does not answer keeps its last report, with the error beside it.
-async fn round(sources: &Sources, endpoints: BTreeMap<String, Endpoint>, before: &Reports) -> Reports {
-    let polls = endpoints.into_iter().map(|(pod, endpoint)| async move {
-        let answer = tokio::time::timeout(TIMEOUT, ask(sources, &pod, &endpoint)).await;
-        let answer = answer.unwrap_or_else(|_| Err(format!("no answer within {} ms", TIMEOUT.as_millis())));
+async fn round(
+    sources: &Sources,
+    endpoints: BTreeMap<String, Endpoint>,
+    before: &Reports,
+    early: impl Fn(&Reports),
+) -> Reports {
+    let mut reports = before.clone();
+    reports.retain(|pod, last| endpoints.get(pod).is_some_and(|endpoint| endpoint.address == last.address));
+    let polls = endpoints.into_iter().map(|(pod, endpoint)| {
         // Another address is another pod.
         let last = before.get(&pod).filter(|last| last.address == endpoint.address);
-        let polled = match answer {
-            Ok(report) => Polled { address: endpoint.address, report: Some(Arc::new(report)), error: None },
-            Err(error) => {
-                sources.metrics.poll_failures.inc();
-                tracing::debug!(pod, error, "no report");
-                Polled {
-                    address: endpoint.address,
-                    report: last.and_then(|last| last.report.clone()),
-                    error: Some(error),
-                }
-            }
-        };
-        (pod, polled)
+        poll(sources, pod, endpoint, last.and_then(|last| last.report.clone()))
     });
-    futures::stream::iter(polls).buffer_unordered(CONCURRENT_MAX).collect().await
+    let mut answers = std::pin::pin!(futures::stream::iter(polls).buffer_unordered(CONCURRENT_MAX));
+    let mut patience = std::pin::pin!(tokio::time::sleep(EARLY));
+    let mut patient = true;
+    loop {
+        tokio::select! {
+            answer = answers.next() => match answer {
+                Some((pod, polled)) => drop(reports.insert(pod, polled)),
+                None => return reports,
+            },
+            () = patience.as_mut(), if patient => {
+                patient = false;
+                early(&reports);
+            }
+        }
+    }
 }
 
-async fn ask(sources: &Sources, pod: &str, endpoint: &Endpoint) -> Result<PodReport, String> {
+async fn poll(sources: &Sources, pod: String, endpoint: Endpoint, last: Option<Arc<PodReport>>) -> (String, Polled) {
+    let known = last.as_ref().map(|report| &report.holdings);
+    let answer = tokio::time::timeout(TIMEOUT, ask(sources, &pod, &endpoint, known)).await;
+    let answer = answer.unwrap_or_else(|_| Err(format!("no answer within {} ms", TIMEOUT.as_millis())));
+    let address = endpoint.address;
+    let polled = match answer {
+        Ok(report) => Polled { address, report: Some(Arc::new(report)), error: None },
+        Err(error) => {
+            sources.metrics.poll_failures.inc();
+            tracing::debug!(pod, error, "no report");
+            Polled { address, report: last, error: Some(error) }
+        }
+    };
+    (pod, polled)
+}
+
+async fn ask(
+    sources: &Sources,
+    pod: &str,
+    endpoint: &Endpoint,
+    known: Option<&Arc<Holdings>>,
+) -> Result<PodReport, String> {
     let mut headers = HeaderMap::new();
     if let Some(key) = sources.engine_key.borrow().clone() {
         headers.insert(header::AUTHORIZATION, key);
     }
+    // What is no plain word is not sent back.
+    let plain = |tag: &&str| tag.len() <= TAG_BYTES_MAX && tag.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    let tag = known.map(|known| known.tag.as_str()).filter(plain).unwrap_or_default();
+    let path = format!("/v1/lora_adapters?known={tag}");
     // Before the question: what is sent while it is on its way may or may not be in the answer.
     let outstanding = sources.in_flight.on_pod(pod);
-    let body = sources.upstream.get(endpoint.address, "/v1/lora_adapters", headers, REPORT_BYTES_MAX).await?;
+    let body = sources.upstream.get(endpoint.address, &path, headers, REPORT_BYTES_MAX).await?;
     let report: Report =
         serde_json::from_slice(&body).map_err(|error| format!("its report cannot be read: {error}"))?;
-    Ok(PodReport::new(report, sources.fleet.now_ms(), outstanding))
+    PodReport::new(report, known, sources.fleet.now_ms(), outstanding)
+        .ok_or_else(|| "its report leaves out holdings that are not known here".to_owned())
 }
+
+#[cfg(test)]
+#[path = "poll_tests.rs"]
+mod tests;

@@ -24,7 +24,7 @@ use lorafleet_gateway::listen;
 use lorafleet_gateway::load::InFlight;
 use lorafleet_gateway::metrics::Metrics;
 use lorafleet_gateway::upstream::Upstream;
-use lorafleet_gateway::view::{AdapterView, FleetView, Holding, PodReport, PodView};
+use lorafleet_gateway::view::{AdapterView, FleetView, Holding, Holdings, PodReport, PodView};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
@@ -242,14 +242,28 @@ pub fn pod_view(pod: &Pod, index: usize, fleet: &Fleet) -> PodView {
         role: Role::Shared,
         load: Load { waiting: index as u32 * 100, ..Load::default() },
         base_digest: Digest::from_bytes([0xbb; 32]),
-        holdings: BTreeMap::from([("support".to_owned(), vec![holding])]),
-        aliases: BTreeMap::new(),
+        holdings: Arc::new(Holdings {
+            adapters: BTreeMap::from([("support".to_owned(), vec![holding])]),
+            ..Holdings::default()
+        }),
     };
     PodView { address: pod.address, ready: true, report: Some(Arc::new(report)), poll_error: None }
 }
 
 pub async fn front(pods: &[&Pod], limits: Limits) -> Front {
     front_with(pods, limits, None).await
+}
+
+/// A front whose view lacks what its one pod holds, and that view with it.
+pub async fn unheard(echo: &Pod) -> (Front, FleetView) {
+    let front = front(&[echo], limits(&[])).await;
+    let heard = view(&[echo], &front.gateway.fleet);
+    let mut unheard = heard.clone();
+    let mut report = (**unheard.pods["p0"].report.as_ref().unwrap()).clone();
+    report.holdings = Arc::default();
+    unheard.pods.get_mut("p0").unwrap().report = Some(Arc::new(report));
+    front.gateway.fleet.publish(unheard, 0);
+    (front, heard)
 }
 
 pub async fn front_with(
@@ -259,7 +273,7 @@ pub async fn front_with(
 ) -> Front {
     let (_, engine_key) = watch::channel(Some(HeaderValue::from_static("Bearer engine-key")));
     let fleet = Fleet::new();
-    fleet.publish(view(pods, &fleet));
+    fleet.publish(view(pods, &fleet), 0);
     let gateway = Arc::new(Gateway {
         fleet,
         secrets: Secrets { api_keys, engine_key },
