@@ -95,6 +95,7 @@ async fn pods_are_asked_again_before_an_adapter_is_refused_and_all_who_wait_wait
     let earlier = fleet.begin_round();
     let ask = async || front.chat(r#"{"model":"support"}"#).await.status().as_u16();
     let hear = async {
+        until("both are under way", || front.gateway.in_flight.by_model().get("support") == Some(&2)).await;
         fleet.wanted().await;
         tokio::time::sleep(Duration::from_millis(50)).await;
         let unheard = (*fleet.view()).clone();
@@ -121,7 +122,7 @@ async fn what_no_pod_holds_when_asked_is_refused_at_once() {
     };
     let began = Instant::now();
     let (answer, ()) = tokio::join!(front.chat(r#"{"model":"support"}"#), hear);
-    assert!(began.elapsed() < Duration::from_millis(500));
+    assert!(began.elapsed() < Duration::from_millis(1500), "it waited for more than the round");
     assert_eq!(error_of(answer).await.1, "AdapterNotReady");
 }
 

@@ -113,7 +113,7 @@ async fn a_silent_pod_does_not_hold_back_what_the_others_say() {
     });
     let reports = reports.await;
     let (after, heard, silent_is_known) = early.into_inner().unwrap().unwrap();
-    assert!(after < Duration::from_millis(500), "{after:?}");
+    assert!(after < Duration::from_millis(700), "{after:?}");
     assert_eq!((heard, silent_is_known), (vec!["a".to_owned()], false));
     assert_eq!(reports["p1"].error.as_deref(), Some("no answer within 800 ms"));
 }
