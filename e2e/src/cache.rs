@@ -19,7 +19,8 @@ impl Cache {
     /// # Errors
     /// When neither `LORAFLEET_CACHE` nor `HOME` is set, or the folder cannot be made.
     pub fn open() -> Result<Self> {
-        let root = match std::env::var_os("LORAFLEET_CACHE") {
+        let set = std::env::var_os("LORAFLEET_CACHE").filter(|root| !root.is_empty());
+        let root = match set {
             Some(root) => PathBuf::from(root),
             None => PathBuf::from(std::env::var_os("HOME").context("neither LORAFLEET_CACHE nor HOME is set")?)
                 .join(".cache/lorafleet"),

@@ -8,7 +8,7 @@ use crate::cache::Cache;
 use crate::chat::Client;
 use crate::kubectl::Kubectl;
 use crate::place::{Place, Target};
-use crate::progress::{say, step};
+use crate::progress::{print, say, step};
 use crate::{guest, install, repository, wait, ways};
 
 pub const NAMESPACE: &str = "lorafleet-demo";
@@ -39,7 +39,7 @@ pub fn run(cache: &Cache, place: &Place) -> Result<()> {
     chats(&Client::new(target.reach(NAMESPACE, "service/chat-gateway", 80)?))?;
     show(&demo)?;
     say("done; to look around, and to end it:\n");
-    print!("{}", ways::text(&target));
+    print(&ways::text(&target));
     Ok(())
 }
 
@@ -63,18 +63,18 @@ fn wait_for(demo: &Kubectl, object: &str, condition: &str, status: &str) -> Resu
 /// The same words to the base and to both adapters, at the same time: one engine pod answers all in one batch.
 fn chats(client: &Client) -> Result<()> {
     for prompt in PROMPTS {
-        println!("\n  you: {prompt}");
+        print(&format!("\n  you: {prompt}\n"));
         let answers: Vec<Result<String>> = std::thread::scope(|scope| {
             let asked: Vec<_> =
                 MODELS.iter().map(|model| scope.spawn(|| client.say(model, prompt, ANSWER_TOKENS_MAX))).collect();
             asked.into_iter().map(|it| it.join().unwrap_or_else(|_| bail!("the request's thread ended"))).collect()
         });
         for (model, answer) in MODELS.iter().zip(answers) {
-            println!("  {model:>8}: {}", answer?.trim().replace('\n', "\n            "));
+            print(&format!("  {model:>8}: {}\n", answer?.trim().replace('\n', "\n            ")));
         }
     }
     let refused = client.chat("stranger", PROMPTS[0], 1)?;
-    println!("\n  asked for `stranger`: {} {}", refused.status, refused.body["error"]["message"]);
+    print(&format!("\n  asked for `stranger`: {} {}\n", refused.status, refused.body["error"]["message"]));
     if refused.status != 404 {
         bail!("a refused adapter must be unknown (404), not {}", refused.status);
     }
@@ -85,11 +85,11 @@ const MODELS: [&str; 3] = ["smollm2", "tickets", "pirate"];
 
 fn show(demo: &Kubectl) -> Result<()> {
     let reason = r#"jsonpath={range .status.conditions[?(@.type=="Ready")]}{.reason}: {.message}{end}"#;
-    println!("\n$ kubectl get loraadapter stranger -o {reason:?}");
-    println!("{}", demo.output(["get", "loraadapter", "stranger", "-o", reason])?);
+    print(&format!("\n$ kubectl get loraadapter stranger -o {reason:?}\n"));
+    print(&(demo.output(["get", "loraadapter", "stranger", "-o", reason])? + "\n"));
     for kind in ["basemodels", "loraadapters", "servingpools", "pods"] {
-        println!("\n$ kubectl --namespace {NAMESPACE} get {kind}");
-        print!("{}", demo.output(["get", kind])?);
+        print(&format!("\n$ kubectl --namespace {NAMESPACE} get {kind}\n"));
+        print(&demo.output(["get", kind])?);
     }
     Ok(())
 }

@@ -1,4 +1,5 @@
 //! Progress lines with times, so that a long run shows where it is and a slow step shows itself.
+use std::io::Write;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,13 @@ fn elapsed() -> Duration {
 
 /// Prints one line with the time since the start of the run.
 pub fn say(text: impl AsRef<str>) {
-    println!("[{:7.1}s] {}", elapsed().as_secs_f64(), text.as_ref());
+    print(&format!("[{:7.1}s] {}\n", elapsed().as_secs_f64(), text.as_ref()));
+}
+
+/// Prints text as it is. Who no longer reads does not keep the work from being done.
+pub fn print(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
 /// Runs `work` between two lines: what begins, and how it ended after how long.

@@ -204,7 +204,7 @@ impl Shell {
         for line in BufReader::new(stdout).split(b'\n') {
             let line = line.with_context(|| format!("read `{words}`"))?;
             let line = String::from_utf8_lossy(&line);
-            println!("{line}");
+            progress::print(&format!("{line}\n"));
             see(&line);
         }
         Ok(child.wait().with_context(|| format!("wait for `{words}`"))?.success())

@@ -139,7 +139,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Up(place) => {
             let target = Target::running(Cluster::up(&cache, &place.settings())?);
             progress::say("the cluster is up; to look around, and to end it:\n");
-            print!("{}", ways::text(&target));
+            progress::print(&ways::text(&target));
             Ok(())
         }
         Command::Down { name, context } => match (context, name) {
@@ -158,9 +158,9 @@ fn run(cli: Cli) -> Result<()> {
         Command::Crds => crds(),
         Command::Images => {
             for archive in images::make(&cache)? {
-                println!("{}", archive.path.display());
+                progress::print(&format!("{}\n", archive.path.display()));
             }
-            println!("\n{}", guest::how_images_come(&Images::default()));
+            progress::print(&format!("\n{}\n", guest::how_images_come(&Images::default())));
             Ok(())
         }
         Command::Measure { write, fast } => measure::run(&cache, measure::Options { write, fast }),
@@ -184,12 +184,12 @@ fn logs(cache: &Cache, process: Option<&str>, name: String) -> Result<()> {
         Some(name) => {
             let path = folder.join(format!("{name}.log"));
             ensure!(path.is_file(), "no log {}; `cargo xtask logs` lists those that there are", path.display());
-            print!("{}", Shell::new("tail").args(["-n", "200"]).arg(path).output()?);
+            progress::print(&Shell::new("tail").args(["-n", "200"]).arg(path).output()?);
         }
         None => {
             let entries = std::fs::read_dir(&folder).with_context(|| format!("read {}", folder.display()))?;
             for entry in entries {
-                println!("{}", entry?.path().display());
+                progress::print(&format!("{}\n", entry?.path().display()));
             }
         }
     }

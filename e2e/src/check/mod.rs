@@ -37,7 +37,7 @@ pub fn run(root: &Path, cache: &Cache, clusters: &Clusters) -> Result<()> {
         scope.spawn(|| tools::ahead(cache, matches!(clusters, Clusters::Own)));
         all(root, cache, clusters, &mut tally);
     });
-    println!("{} passed, {} failed", tally.passed, tally.failed);
+    progress::print(&format!("{} passed, {} failed\n", tally.passed, tally.failed));
     if tally.failed > 0 {
         bail!("{} of {} checks failed; see above", tally.failed, tally.passed + tally.failed);
     }
@@ -64,7 +64,7 @@ fn all(root: &Path, cache: &Cache, clusters: &Clusters, tally: &mut Tally) {
 fn check(tally: &mut Tally, name: &str, work: impl FnOnce() -> Result<()>) {
     let done = progress::step(name, work);
     if let Err(error) = &done {
-        println!("{error:#}");
+        progress::print(&format!("{error:#}\n"));
     }
     tally.check(done.is_ok());
 }
@@ -78,7 +78,7 @@ fn suite(tally: &mut Tally, name: &str, work: impl FnOnce(&mut dyn FnMut(&str)) 
         Ok(false) if tally.failed > before => {}
         Ok(false) => tally.check(false),
         Err(error) => {
-            println!("{error:#}");
+            progress::print(&format!("{error:#}\n"));
             tally.check(false);
         }
     }

@@ -123,7 +123,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// [`Cluster::down_named`] for every cluster that was ever started from this cache.
+    /// [`Cluster::down_named`] for every cluster that was ever started from this cache, but for those of runs under way, which end
+    /// them by themselves.
     ///
     /// # Errors
     /// As there; the other clusters are ended all the same.
@@ -131,7 +132,9 @@ impl Cluster {
         let clusters = Settings::default().folder(cache);
         let mut names = Vec::new();
         for entry in fs::read_dir(clusters.parent().unwrap_or(&clusters)).into_iter().flatten().flatten() {
-            if entry.path().is_dir() {
+            if let Some(owner) = owner(&entry.path()) {
+                progress::say(format!("process {owner} runs on a cluster and ends it: {}", entry.path().display()));
+            } else if entry.path().is_dir() {
                 names.push(entry.file_name().to_string_lossy().into_owned());
             }
         }
@@ -209,6 +212,9 @@ impl Cluster {
             fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
         }
         fs::write(folder.join(INTERFACE), &settings.interface)?;
+        if settings.life == Life::Tied {
+            fs::write(folder.join(OWNER), std::process::id().to_string())?;
+        }
         groups::make(settings)?;
         let node = Node::start(folder, &self.tools.pause, settings.life)?;
         node.own_folders()?;
@@ -249,8 +255,17 @@ impl Cluster {
 /// Name of the link, written before it is laid, so that whoever ends the cluster finds it.
 const INTERFACE: &str = "interface";
 
+/// Number of the process that a tied cluster ends with.
+const OWNER: &str = "owner";
+
 /// Written last when a cluster starts, and read to know whether a running one is the wanted one.
 const MADE_BY: &str = "made-by";
+
+/// The process that a cluster is tied to, if it lives.
+fn owner(folder: &Path) -> Option<u32> {
+    let owner: u32 = fs::read_to_string(folder.join(OWNER)).ok()?.trim().parse().ok()?;
+    processes().iter().any(|process| process.id == owner).then_some(owner)
+}
 
 /// Least room for images, pods and logs; the tools' builds want some more.
 const SPACE_MIN: u64 = 3 << 30;

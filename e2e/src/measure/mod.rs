@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use crate::cache::Cache;
-use crate::progress::say;
+use crate::progress::{print, say};
 use crate::{images, repository, tools};
 
 mod engine;
@@ -91,7 +91,7 @@ pub fn run(cache: &Cache, options: Options) -> Result<()> {
         figures.extend(pods::figures(cache)?);
     }
     let table = table(&before, &figures);
-    println!("\n{table}");
+    print(&format!("\n{table}\n"));
     if options.write {
         write(&repository().join("docs/BENCHMARKS.md"), &table)?;
     }
