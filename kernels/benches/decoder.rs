@@ -6,8 +6,9 @@
 
 #[path = "../tests/gpu/mod.rs"]
 mod gpu;
+mod measure;
 
-use gpu::{Bits, Gpu, Random, bytes};
+use gpu::{Gpu, Random};
 use lorafleet_kernels::decoder::attention::{
     AttentionArgs, attention_launches, attention_splits, cut_tiles, parts_bytes,
 };
@@ -16,33 +17,10 @@ use lorafleet_kernels::decoder::kv::{Kv, Row, page_bytes};
 use lorafleet_kernels::decoder::pages::{PagesArgs, pages_launch, scatter};
 use lorafleet_kernels::decoder::rope::{RopeArgs, frequencies, rope_launch};
 use lorafleet_kernels::decoder::{activation, embedding, norm};
-use lorafleet_kernels::launch::{Element, Launch};
+use lorafleet_kernels::launch::Element;
 use lorafleet_kernels::plain::bytes_of;
 use lorafleet_kernels::tuning::attention_lines;
-
-const BANDWIDTH: f64 = 4.2e6;
-const SETS: u64 = 8;
-
-/// `SETS` variants of a launch after each other, so that none finds its bytes in the L2.
-fn row(gpu: &Gpu, name: &str, moved: f64, launches: impl Fn(u64) -> Vec<Launch>) -> f64 {
-    let graph = gpu.capture(|| (0..SETS).for_each(|set| launches(set).iter().for_each(|l| gpu.launch(l))));
-    gpu.time(&graph, 3, || ());
-    let mut times = gpu.time(&graph, 21, || ());
-    times.sort_by(f64::total_cmp);
-    let us = times[times.len() / 2] / SETS as f64;
-    let floor = moved / BANDWIDTH;
-    println!("{name:40} {us:8.1} {floor:8.1} {:6.2} {:6.0}%", us / floor, 100.0 * floor / us);
-    us
-}
-
-/// Random elements, `SETS` times.
-fn noise(gpu: &Gpu, elements: usize) -> u64 {
-    let block = bytes(&Bits::Bf16.random(1 << 20, 1.0, &mut Random(elements as u64 | 1)));
-    let total = elements * 2 * SETS as usize;
-    let p = gpu.alloc(total);
-    (0..total).step_by(block.len()).for_each(|at| gpu.write(p + at as u64, &block[..block.len().min(total - at)]));
-    p
-}
+use measure::{SETS, noise, row};
 
 fn small(gpu: &Gpu, rows: u32) {
     let (hidden, inner, element) = (4096u32, 14336u32, Element::Bf16);
@@ -183,13 +161,13 @@ fn attention(gpu: &Gpu, batch: u32, context: u32, fresh: u32) {
     if fresh > 1 {
         let (start, tokens) = (f64::from(context - fresh), f64::from(fresh));
         let seen = f64::from(batch) * tokens * (start + (tokens + 1.0) / 2.0);
-        println!("{:40} {:8.0} TFLOP/s", "", seen * f64::from(heads * dim) * 4.0 / us / 1e6);
+        println!("{:52} {:8.0} TFLOP/s", "", seen * f64::from(heads * dim) * 4.0 / us / 1e6);
     }
 }
 
 fn main() {
     let Some(gpu) = Gpu::open() else { return };
-    println!("{}\n{:40} {:>8} {:>8} {:>6} {:>7}", gpu.name, "op", "us", "floor", "ratio", "of copy");
+    println!("{}\n{:52} {:>8} {:>8} {:>6} {:>7}", gpu.name, "op", "us", "floor", "ratio", "of copy");
     let asked: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
     let wanted = |part: &str| asked.is_empty() || asked.iter().any(|a| a == part);
     for rows in [1, 64, 256, 8192].into_iter().filter(|_| wanted("small")) {

@@ -198,12 +198,22 @@ fn rope_rotates_and_writes_pages() {
     let scaling =
         Llama3Scaling { factor: 8.0, low_frequency_factor: 1.0, high_frequency_factor: 4.0, original_context: 8192.0 };
     for (bits, element, round, most) in KINDS {
+        // norms: of queries, of keys.
         for (dim, rotary, query_heads, kv_heads, norms, with_delta) in [
-            (64u32, 64u32, 9u32, 3u32, false, true),
-            (128, 128, 32, 8, true, false),
-            (80, 32, 4, 4, false, false),
-            (256, 256, 2, 1, true, true),
+            (64u32, 64u32, 9u32, 3u32, [false; 2], true),
+            (128, 128, 32, 8, [true; 2], false),
+            (128, 96, 24, 8, [false; 2], true),
+            (80, 32, 4, 4, [false; 2], false),
+            (80, 80, 1, 1, [true, false], false),
+            (96, 96, 16, 1, [false, true], true),
+            (256, 256, 2, 1, [true; 2], true),
+            (256, 64, 8, 2, [true; 2], false),
+            (256, 0, 40, 8, [false; 2], false),
+            (256, 256, 64, 8, [true; 2], true),
+            (8, 0, 3, 1, [true; 2], true),
+            (16, 16, 1, 1, [true; 2], true),
         ] {
+            let attention_scale = if rotary == 96 { 1.19 } else { 1.0 };
             let mut random = Random(u64::from(dim));
             let seq = sequences(&gpu, &[40, 3, 70_000], 2, kv_heads, dim, 16, &mut random);
             // Rows of all three sequences, and one that is padding.
@@ -216,7 +226,7 @@ fn rope_rotates_and_writes_pages() {
             let weights = [0; 2].map(|_| bits.random(dim as usize, 1.0, &mut random));
             let waves = frequencies(500_000.0, rotary, Some(scaling));
             let x_ptr = gpu.upload(&bytes(&x));
-            let weight_ptr = weights.each_ref().map(|w| if norms { gpu.upload(&bytes(w)) } else { 0 });
+            let weight_ptr = [0, 1].map(|i| if norms[i] { gpu.upload(&bytes(&weights[i])) } else { 0 });
             let args = RopeArgs {
                 x: x_ptr,
                 delta: if with_delta { gpu.upload(&bytes(&delta)) } else { 0 },
@@ -227,7 +237,7 @@ fn rope_rotates_and_writes_pages() {
                 kv: seq.kv,
                 query_heads,
                 rotary,
-                attention_scale: 1.0,
+                attention_scale,
                 eps: 1e-6,
             };
             gpu.launch(&rope_launch(&args, rows.len() as u32, element).unwrap());
@@ -248,8 +258,9 @@ fn rope_rotates_and_writes_pages() {
                     }
                     let (query, value) = (head < query_heads, head >= query_heads + kv_heads);
                     let weight = wide(bits, &weights[usize::from(!query)]);
-                    let norm = (norms && !value).then_some((weight.as_slice(), 1e-6));
-                    expected.extend(if value { input } else { rope_twin(&input, norm, &waves, *position, round) });
+                    let norm = (norms[usize::from(!query)] && !value).then_some((weight.as_slice(), 1e-6));
+                    let turn = (*position, attention_scale.into());
+                    expected.extend(if value { input } else { rope_twin(&input, norm, &waves, turn, round) });
                     if query {
                         found.extend(wide(bits, &after[at..at + dim as usize]));
                     } else {
@@ -260,7 +271,7 @@ fn rope_rotates_and_writes_pages() {
                     }
                 }
             }
-            close(&found, &expected, most, &format!("rope of {dim}"));
+            close(&found, &expected, most, &format!("rope of {dim}, {rotary} turn"));
             gpu.free_all();
         }
     }

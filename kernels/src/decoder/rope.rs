@@ -28,22 +28,30 @@ plain! {
 }
 
 pub const HEAD_DIM_MAX: u32 = 256;
-const WARPS: u32 = 8;
+const THREADS_MAX: u32 = 512;
 
-/// Nothing where the head is odd, too wide, or turns more dimensions than it has.
+/// Lanes that hold a head: eight pairs that turn together to one, or eight dimensions that do not turn.
+pub fn lanes(head_dim: u32, rotary: u32) -> u32 {
+    (rotary / 16 + (head_dim - rotary) / 8).next_power_of_two()
+}
+
+/// Nothing where the head is no multiple of 8 or too wide, or where the dimensions that turn are no multiple of 16 or
+/// more than there are.
 pub fn rope_launch(args: &RopeArgs, rows: u32, element: Element) -> Option<Launch> {
     let dim = args.kv.head_dim;
-    if dim == 0 || dim > HEAD_DIM_MAX || !dim.is_multiple_of(2) || args.rotary > dim || !args.rotary.is_multiple_of(2) {
+    let steps = dim.is_multiple_of(8) && args.rotary.is_multiple_of(16);
+    if dim == 0 || dim > HEAD_DIM_MAX || args.rotary > dim || !steps {
         return None;
     }
+    let threads = (args.query_heads + 2 * args.kv.heads) * lanes(dim, args.rotary);
     Some(Launch {
         module: "rope",
         function: match element {
             Element::Bf16 => "rope_bf16",
             Element::F16 => "rope_f16",
         },
-        grid: [rows, (args.query_heads + 2 * args.kv.heads).div_ceil(WARPS), 1],
-        block: [WARPS * 32, 1, 1],
+        grid: [rows, 1, 1],
+        block: [threads.next_multiple_of(32).min(THREADS_MAX), 1, 1],
         shared_bytes: 0,
         argument: args.to_bytes(),
         overlaps_previous: true,
@@ -73,8 +81,15 @@ pub fn frequencies(theta: f64, rotary: u32, scaling: Option<Llama3Scaling>) -> V
     plain.map(|f| stretch(f) as f32).collect()
 }
 
-/// One head: normalised where there is a weight, then rotated. The angle is the f32 product, as in the kernel.
-pub fn twin(head: &[f64], norm: Option<(&[f64], f64)>, frequencies: &[f32], position: i32, round: Round) -> Vec<f64> {
+/// One head: normalised where there is a weight, then rotated by the row's `position`, cos and sin times `scale`. The angle is
+/// the f32 product, as in the kernel.
+pub fn twin(
+    head: &[f64],
+    norm: Option<(&[f64], f64)>,
+    frequencies: &[f32],
+    (position, scale): (i32, f64),
+    round: Round,
+) -> Vec<f64> {
     let mut v = head.to_vec();
     if let Some((weight, eps)) = norm {
         let scale = 1.0 / (v.iter().map(|v| v * v).sum::<f64>() / v.len() as f64 + eps).sqrt();
@@ -84,6 +99,7 @@ pub fn twin(head: &[f64], norm: Option<(&[f64], f64)>, frequencies: &[f32], posi
     let mut out = v.clone();
     for (i, f) in frequencies.iter().enumerate() {
         let (sin, cos) = f64::from(position as f32 * f).sin_cos();
+        let (sin, cos) = (sin * scale, cos * scale);
         out[i] = v[i] * cos - v[i + half] * sin;
         out[i + half] = v[i + half] * cos + v[i] * sin;
     }
@@ -97,7 +113,7 @@ mod tests {
     #[test]
     fn a_quarter_turn() {
         let quarter = std::f32::consts::FRAC_PI_2;
-        let out = twin(&[1.0, 2.0, 3.0], None, &[quarter], 1, |v| v);
+        let out = twin(&[1.0, 2.0, 3.0], None, &[quarter], (1, 1.0), |v| v);
         assert!((out[0] + 2.0).abs() < 1e-6 && (out[1] - 1.0).abs() < 1e-6);
         assert_eq!(out[2], 3.0);
     }
@@ -118,15 +134,20 @@ mod tests {
     }
 
     #[test]
-    fn impossible_heads_are_refused() {
+    fn heads_fill_whole_warps_and_impossible_ones_are_refused() {
         let args = |head_dim, rotary| RopeArgs {
             kv: Kv { head_dim, heads: 2, ..Kv::default() },
             query_heads: 4,
             rotary,
             ..RopeArgs::default()
         };
-        assert_eq!(rope_launch(&args(80, 32), 3, Element::Bf16).map(|l| l.grid), Some([3, 1, 1]));
-        for (head_dim, rotary) in [(0, 0), (258, 2), (63, 2), (64, 66), (64, 3)] {
+        let shape = rope_launch(&args(80, 32), 3, Element::Bf16).map(|l| (l.grid, l.block));
+        assert_eq!(shape, Some(([3, 1, 1], [64, 1, 1])));
+        assert_eq!(
+            [(64, 64), (80, 32), (96, 96), (128, 128), (256, 64), (256, 0)].map(|(d, r)| lanes(d, r)),
+            [4, 8, 8, 8, 32, 32]
+        );
+        for (head_dim, rotary) in [(0, 0), (264, 16), (60, 16), (64, 80), (64, 8)] {
             assert!(rope_launch(&args(head_dim, rotary), 1, Element::Bf16).is_none());
         }
     }

@@ -1,10 +1,12 @@
 //! y += scale (x A) B for a batch in which each row may have another adapter of another rank.
 //!
 //! The way: `layout` puts an adapter into pages; `plan` turns a step's segments into work lists; `decode` and `prefill`
-//! are the launches; `twin` is what they must compute.
+//! are the launches; `embedding` is LoRA on the embedding; `merge` puts an adapter into weights; `twin` is what they must compute.
 
 pub mod decode;
+pub mod embedding;
 pub mod layout;
+pub mod merge;
 pub mod plan;
 pub mod prefill;
 

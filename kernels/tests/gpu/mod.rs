@@ -25,6 +25,7 @@ pub struct Gpu {
     functions: RefCell<HashMap<&'static str, sys::CUfunction>>,
     modules: RefCell<HashMap<&'static str, sys::CUmodule>>,
     allocations: RefCell<Vec<DevicePtr>>,
+    pinned: RefCell<Vec<*mut c_void>>,
 }
 
 /// A captured sequence of launches.
@@ -74,6 +75,7 @@ impl Gpu {
                 functions: RefCell::default(),
                 modules: RefCell::default(),
                 allocations: RefCell::default(),
+                pinned: RefCell::default(),
             })
         }
     }
@@ -89,6 +91,20 @@ impl Gpu {
         self.sync();
         for p in self.allocations.borrow_mut().drain(..) {
             unsafe { result::free_sync(p) }.unwrap();
+        }
+        for p in self.pinned.borrow_mut().drain(..) {
+            unsafe { result::free_host(p) }.unwrap();
+        }
+    }
+
+    /// Pinned memory of the host, as the device sees it: kernels, `read` and `write` take the address.
+    pub fn alloc_pinned(&self, bytes: usize) -> DevicePtr {
+        unsafe {
+            let p = result::malloc_host(bytes.max(16), sys::CU_MEMHOSTALLOC_DEVICEMAP).unwrap();
+            self.pinned.borrow_mut().push(p);
+            let mut seen = 0;
+            sys::cuMemHostGetDevicePointer_v2(&mut seen, p, 0).result().unwrap();
+            seen
         }
     }
 
@@ -244,6 +260,15 @@ impl Gpu {
 
     pub fn replay(&self, graph: &Graph) {
         unsafe { result::graph::launch(graph.0, self.stream) }.unwrap();
+    }
+
+    pub fn fill_async(&self, p: DevicePtr, byte: u8, bytes: usize) {
+        unsafe { result::memset_d8_async(p, byte, bytes, self.stream) }.unwrap();
+    }
+
+    /// Between any two addresses that the device knows.
+    pub fn copy_async(&self, to: DevicePtr, from: DevicePtr, bytes: usize) {
+        unsafe { sys::cuMemcpyAsync(to, from, bytes, self.stream) }.result().unwrap();
     }
 
     pub fn set_u32(&self, p: DevicePtr, value: u32) {
