@@ -141,8 +141,7 @@ fn head(gpu: &Gpu, rows: u32, slots: u32) {
     let segments = (0..slots).map(|slot| Segment { slot, row0: slot * each, rows: each, rank: 16 }).collect();
     let case = Case::new(gpu, &adapters, segments, (0..rows as i32).collect(), rows, &mut random);
     let moved = f64::from(slots) * f64::from(4096 + VOCABULARY) * 32.0 + f64::from(rows * VOCABULARY) * 4.0;
-    let graph =
-        gpu.capture(|| gpu.launch(&case.launch(&adapters, Place { layer: 0, launch: 1, step: 0, early: false })));
+    let graph = gpu.capture(|| gpu.launch(&case.launch(&adapters, Place { layer: 0, launch: 1, step: 0, early: 0 })));
     // Something else passes through the L2 in between.
     let other = gpu.alloc(256 << 20);
     let mut step = 0;

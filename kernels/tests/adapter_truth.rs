@@ -185,7 +185,7 @@ fn heads_of_a_vocabulary() {
         let segments: Vec<Segment> = segments.collect();
         let rows = (0..15).rev().collect();
         let mut case = Case::new(&gpu, &adapters, segments, rows, 16, &mut random);
-        let (before, after) = case.run(&gpu, &adapters, Place { layer: 0, launch: 0, step: 1, early: false });
+        let (before, after) = case.run(&gpu, &adapters, Place { layer: 0, launch: 0, step: 1, early: 0 });
         let error = case.check(&adapters, 0, &before, &after);
         println!("head of {vocabulary}, {bits:?}: {error:.2e}");
         assert!(error < 1e-2, "{error}");

@@ -46,6 +46,10 @@ pub fn run(root: &Path, cache: &Cache, clusters: &Clusters) -> Result<()> {
 
 fn all(root: &Path, cache: &Cache, clusters: &Clusters, tally: &mut Tally) {
     check(tally, "formatting", || cargo(root, &["fmt", "--check"]));
+    // First of all that builds: it brings the compiler, so that everything after has the images in it.
+    check(tally, "kernels for sm_80, sm_90a and sm_100, held to kernels/resources.txt", || {
+        cargo(root, &["run", "--package", "lorafleet-kernels", "--example", "compile", "--", "--install"])
+    });
     check(tally, "clippy", || cargo(root, &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]));
     suite(tally, "unit and integration tests", |see| unit_tests(root, cache, see));
     let deny_name = "licences, bans and sources (the advisory database is not packaged, so it is not consulted)";
