@@ -182,6 +182,8 @@ impl Facts {
 pub struct Residency {
     entries: BTreeMap<Digest, Entry>,
     next_resident: u64,
+    /// Grows with every change that may lead to a move.
+    changes: u64,
 }
 
 const RETRY_FIRST: Duration = Duration::from_secs(1);
@@ -189,8 +191,14 @@ const RETRY_MAX: Duration = Duration::from_secs(60);
 const RETRY_REFUSED: Duration = Duration::from_secs(600);
 
 impl Residency {
+    /// The same number means that nothing has changed that a move could follow from; leases and uses apart.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
     /// Makes an adapter known, or changes how a known one is kept. A retired one is wanted again.
     pub fn enrol(&mut self, enrolment: Enrolment, on_disk: bool, now: Instant) {
+        self.changes += 1;
         let entry = self.entries.entry(enrolment.digest).or_insert_with(|| Entry {
             enrolment: enrolment.clone(),
             retired: false,
@@ -220,6 +228,7 @@ impl Residency {
 
     /// No longer wanted: new requests cannot name it, running ones finish on it.
     pub fn retire(&mut self, digest: Digest) {
+        self.changes += 1;
         if let Some(entry) = self.entries.get_mut(&digest) {
             entry.retired = true;
         }
@@ -227,6 +236,7 @@ impl Residency {
 
     /// Takes a fetched adapter into the host tier.
     pub fn arrived(&mut self, digest: Digest, loaded: Loaded, now: Instant) {
+        self.changes += 1;
         let Some(entry) = self.entries.get_mut(&digest) else { return };
         entry.host = Host::Present(loaded.adapter);
         entry.bytes = loaded.bytes;
@@ -246,6 +256,7 @@ impl Residency {
 
     /// A fetch has ended whose answer is nobody's any more.
     pub fn fetch_undone(&mut self, digest: &Digest) {
+        self.changes += 1;
         if let Some(entry) = self.entries.get_mut(digest) {
             entry.host = Host::Absent;
         }
@@ -253,6 +264,7 @@ impl Residency {
 
     /// Remembers why a fetch failed, and when the next may be tried.
     pub fn failed(&mut self, digest: Digest, refusal: Refusal, now: Instant) {
+        self.changes += 1;
         let Some(entry) = self.entries.get_mut(&digest) else { return };
         let attempts = entry.failure.as_ref().map_or(0, |failure| failure.attempts) + 1;
         let pause = match refusal.retry_after_seconds {
@@ -307,7 +319,12 @@ impl Residency {
 
     /// Device pages of adapters that a floor holds there.
     pub fn pinned_pages(&self) -> u32 {
-        self.entries.values().filter(|entry| entry.device.is_some() && held_on_device(entry)).map(|e| e.pages).sum()
+        self.entries.values().map(pinned_pages).sum()
+    }
+
+    /// The same without this adapter's own.
+    pub fn pinned_pages_beside(&self, digest: &Digest) -> u32 {
+        self.pinned_pages() - self.entries.get(digest).map_or(0, pinned_pages)
     }
 
     pub fn lease(&mut self, digest: &Digest, now: Instant) -> Option<Lease> {
@@ -323,12 +340,14 @@ impl Residency {
     }
 
     pub fn fetch_started(&mut self, digest: &Digest) {
+        self.changes += 1;
         if let Some(entry) = self.entries.get_mut(digest) {
             entry.host = Host::Fetching;
         }
     }
 
     pub fn drop_host(&mut self, digest: &Digest) {
+        self.changes += 1;
         if let Some(entry) = self.entries.get_mut(digest)
             && matches!(entry.host, Host::Present(_))
         {
@@ -339,6 +358,7 @@ impl Residency {
 
     /// Gives the device pages back. The caller tells the backend to forget the resident.
     pub fn drop_device(&mut self, digest: &Digest, pages: &mut Pages) -> Option<ResidentId> {
+        self.changes += 1;
         let entry = self.entries.get_mut(digest)?;
         if entry.leases() > 0 {
             return None;
@@ -356,6 +376,7 @@ impl Residency {
         pages: &mut Pages,
         now: Instant,
     ) -> Option<(ResidentId, Arc<HostAdapter>, Vec<PageId>)> {
+        self.changes += 1;
         let entry = self.entries.get_mut(digest)?;
         let Host::Present(adapter) = &entry.host else { return None };
         if entry.device.is_some() {
@@ -371,6 +392,7 @@ impl Residency {
 
     /// A floor that cannot be kept: the adapter is served on demand, and the report says why its floor is not met.
     pub fn floor_refused(&mut self, digest: &Digest, refusal: Refusal) {
+        self.changes += 1;
         if let Some(entry) = self.entries.get_mut(digest) {
             entry.enrolment.pinned = false;
             entry.enrolment.floor = Floor::None;
@@ -380,6 +402,7 @@ impl Residency {
 
     /// Takes back a device copy that was never written.
     pub fn forget_resident(&mut self, resident: ResidentId, pages: &mut Pages) {
+        self.changes += 1;
         let held = |entry: &&mut Entry| entry.device.as_ref().is_some_and(|device| device.resident == resident);
         if let Some(device) = self.entries.values_mut().find(held).and_then(|entry| entry.device.take()) {
             pages.release_adapter(&device.pages);
@@ -418,8 +441,8 @@ impl Residency {
             .iter()
             .filter(|(digest, entry)| {
                 // One that is on its way stays until it is here, so that no second fetch starts beside the first.
-                let unused = entry.leases() == 0 && !matches!(entry.host, Host::Fetching);
-                entry.retired && unused && !waited_for(digest)
+                let unused = || entry.leases() == 0 && !matches!(entry.host, Host::Fetching);
+                entry.retired && unused() && !waited_for(digest)
             })
             .map(|(digest, _)| *digest)
             .collect();
@@ -479,6 +502,10 @@ impl Residency {
 
 fn held_on_device(entry: &Entry) -> bool {
     entry.enrolment.pinned && entry.enrolment.floor == Floor::Device && !entry.retired
+}
+
+fn pinned_pages(entry: &Entry) -> u32 {
+    if entry.device.is_some() && held_on_device(entry) { entry.pages } else { 0 }
 }
 
 fn idle(entry: &Entry) -> bool {

@@ -26,6 +26,8 @@ pub struct Params {
     pub logprobs: Option<u8>,
     /// At least one.
     pub max_tokens: u32,
+    /// Nobody asked for `max_tokens`: it is all that the context leaves, and fewer are as good where pages are few.
+    pub as_many_as_fit: bool,
     /// None of `stop_tokens` is drawn before so many tokens.
     pub min_tokens: u32,
     /// The model's end tokens and those that the request adds; empty under `ignore_eos`.
@@ -157,6 +159,13 @@ impl Sequence {
 
     pub fn drawn(&self) -> u32 {
         self.known() - self.prompt_tokens
+    }
+
+    /// Ends the answer after so many tokens at the latest.
+    pub fn shorten(&mut self, max_tokens: u32) {
+        if max_tokens < self.params.max_tokens {
+            Arc::make_mut(&mut self.params).max_tokens = max_tokens;
+        }
     }
 
     /// The most tokens that it can come to hold.

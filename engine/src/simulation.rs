@@ -389,6 +389,7 @@ fn params(max_tokens: u32) -> Params {
         logit_bias: Arc::default(),
         logprobs: None,
         max_tokens,
+        as_many_as_fit: false,
         min_tokens: 0,
         stop_tokens: Arc::new([END]),
     }

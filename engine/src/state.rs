@@ -74,21 +74,26 @@ impl State {
         }
         let id = SequenceId(self.next_sequence);
         self.next_sequence += 1;
-        let sequence = Sequence::new(id, new, tier);
-        match self.unfit(&sequence) {
+        let mut sequence = Sequence::new(id, new, tier);
+        match self.unfit(&mut sequence) {
             Some(refusal) => sequence.send(Event::Failed(refusal)),
             None => self.enqueue(sequence),
         }
     }
 
-    /// Why a sequence can never run here, if so.
-    fn unfit(&self, sequence: &Sequence) -> Option<Refusal> {
-        let kv = sequence.tokens_max().div_ceil(self.budget.page_tokens);
-        let adapter = match sequence.owner {
-            KvOwner::Base => 0,
-            KvOwner::Adapter(digest) => self.residency.pages_of(&digest),
+    /// Why a sequence can never run here, if so. An answer of unasked length is shortened to what the pages hold beside
+    /// its adapter and what is pinned.
+    fn unfit(&self, sequence: &mut Sequence) -> Option<Refusal> {
+        let (most, page_tokens) = (self.budget.pages, self.budget.page_tokens);
+        let (adapter, pinned) = match sequence.owner {
+            KvOwner::Base => (0, self.residency.pinned_pages()),
+            KvOwner::Adapter(digest) => (self.residency.pages_of(&digest), self.residency.pinned_pages_beside(&digest)),
         };
-        let most = self.budget.pages;
+        if sequence.params.as_many_as_fit {
+            let held = most.saturating_sub(adapter).saturating_sub(pinned).saturating_mul(page_tokens);
+            sequence.shorten(held.saturating_sub(sequence.prompt_tokens).max(1));
+        }
+        let kv = sequence.tokens_max().div_ceil(page_tokens);
         (kv + adapter > most).then(|| {
             let tokens = sequence.tokens_max();
             let message = format!(
@@ -131,18 +136,20 @@ impl State {
         });
     }
 
-    /// Ends waiting sequences that turn out not to fit now that their adapter's size is known.
+    /// Shortens or ends waiting sequences that turn out not to fit now that their adapter's size is known.
     pub fn fail_unfit(&mut self, digest: Digest) {
         let waiting = std::mem::take(&mut self.waiting);
         self.waiting = waiting
             .into_iter()
-            .filter(|sequence| {
-                let refusal = (sequence.owner == KvOwner::Adapter(digest)).then(|| self.unfit(sequence)).flatten();
-                let fits = refusal.is_none();
-                if let Some(refusal) = refusal {
-                    sequence.send(Event::Failed(refusal));
+            .filter_map(|mut sequence| {
+                let concerned = sequence.owner == KvOwner::Adapter(digest);
+                match concerned.then(|| self.unfit(&mut sequence)).flatten() {
+                    None => Some(sequence),
+                    Some(refusal) => {
+                        sequence.send(Event::Failed(refusal));
+                        None
+                    }
                 }
-                fits
             })
             .collect();
     }
@@ -155,6 +162,11 @@ impl State {
             KvOwner::Adapter(digest) => Some(digest),
         });
         wanted.filter(|digest| seen.insert(*digest)).collect()
+    }
+
+    /// Somebody in the queue needs an adapter.
+    pub fn waits_for_adapters(&self) -> bool {
+        self.waiting.iter().any(|sequence| sequence.owner != KvOwner::Base)
     }
 
     pub fn tiers(&self, now: Instant) -> Tiers {

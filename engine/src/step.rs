@@ -44,6 +44,8 @@ pub struct Stepper {
     snapshot: watch::Sender<Arc<Snapshot>>,
     meter: Arc<Meter>,
     published: Instant,
+    /// What the last look at the tiers saw of their changes, and when it was.
+    looked: Option<(u64, Instant)>,
     /// Something that a snapshot shows has changed since `published`.
     changed: bool,
 }
@@ -52,6 +54,8 @@ pub struct Stepper {
 const NAP_WAITING: Duration = Duration::from_millis(10);
 /// Sleep while there is nothing to do; a failed floor's pause may end meanwhile.
 const NAP_IDLE: Duration = Duration::from_millis(250);
+/// Oldest look at the tiers while nothing about them has changed.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// A snapshot of a busy engine is at most this old.
 const SNAPSHOT_AGE_MAX: Duration = Duration::from_millis(100);
 
@@ -65,7 +69,7 @@ impl Stepper {
         meter: Arc<Meter>,
     ) -> Self {
         let published = Instant::now();
-        Self { state, backend, commands, fetch, snapshot, meter, published, changed: true }
+        Self { state, backend, commands, fetch, snapshot, meter, published, looked: None, changed: true }
     }
 
     pub fn run(mut self) {
@@ -158,7 +162,16 @@ impl Stepper {
         }
     }
 
+    /// With nobody waiting for an adapter and nothing changed since, another look would find the same: thousands of them
+    /// must not cost each step. Now and then it is taken all the same, for pauses that end and pages that come free.
     fn do_moves(&mut self, now: Instant) {
+        let changes = self.state.residency.changes();
+        let fresh = |(seen, at): (u64, Instant)| seen == changes && now.saturating_duration_since(at) < LOOK_AGAIN;
+        if !self.state.waits_for_adapters() && self.looked.is_some_and(fresh) {
+            return;
+        }
+        // As it was before the moves: what they change is looked at in the next step.
+        self.looked = Some((changes, now));
         let moves = moves::decide(&self.state.tiers(now));
         self.changed |= !moves.is_empty();
         self.meter.moved(&moves);

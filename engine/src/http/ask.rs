@@ -213,6 +213,7 @@ fn params(kind: Kind, fields: &mut Fields, text: &Text, bounds: Bounds) -> Resul
         logit_bias: Arc::new(logit_bias(fields, bounds)?),
         logprobs: logprobs(kind, fields)?,
         max_tokens: 1,
+        as_many_as_fit: false,
         min_tokens: fields.count("min_tokens", 0, i64::from(bounds.max_model_tokens))?.unwrap_or(0),
         stop_tokens: stop_tokens.into(),
     })
@@ -275,7 +276,7 @@ fn fitted(params: &Params, prompt: usize, max_tokens: Option<u32>, bounds: Bound
             format!("the prompt has {prompt} tokens and the answer up to {answer}, the model holds {most} in all");
         return Err(Refusal { code: "ContextTooLong".into(), ..Refusal::invalid("max_tokens", message) });
     }
-    Ok(Arc::new(Params { max_tokens: wanted, ..params.clone() }))
+    Ok(Arc::new(Params { max_tokens: wanted, as_many_as_fit: max_tokens.is_none(), ..params.clone() }))
 }
 
 fn stop(fields: &mut Fields) -> Result<StopMatcher, Refusal> {

@@ -132,3 +132,47 @@ async fn a_thousand_adapters_through_little_room_answer_as_alone() {
     let dropped = counted.as_str().unwrap().lines().filter(|line| line.contains("move=\"DropHost\"")).count();
     assert_eq!(dropped, 1, "nothing had to make room: the test tests nothing");
 }
+
+/// Clients leave `max_tokens` out: the answer may then be as long as the pages allow, beside the adapter and whatever is
+/// pinned, whether the adapter's size was known when they asked or not.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_of_unasked_length_takes_what_fits() {
+    let server = Server::start_unready("base", &["--managed", "--page-budget=200000"]).await;
+    let names = ["all-linear", "plain-r8-qv"];
+    let placed = names.map(|name| {
+        let digest = digest_of(&super::server::cases().join(name));
+        json!({ "name": name, "digest": digest, "uri": path(name), "floor": "None" })
+    });
+    let aliases: Value = placed.iter().map(|row| (row["name"].as_str().unwrap(), row["digest"].clone())).collect();
+    let boot = server.report().await["bootId"].clone();
+    let place = async |generation: u64, pinned: bool| {
+        let mut placed = placed.clone();
+        (placed[1]["floor"], placed[1]["pinned"]) = (json!(if pinned { "Device" } else { "None" }), json!(pinned));
+        let body = json!({ "bootId": boot, "generation": generation, "adapters": placed, "aliases": aliases });
+        assert_eq!(server.put("/v1/placement", &body).await.0, 200);
+    };
+    place(1, false).await;
+    let chat = async |model: &str| {
+        let body = json!({ "model": model, "messages": [{ "role": "user", "content": "hello" }], "temperature": 0,
+            "ignore_eos": true });
+        let (status, reply) = server.post("/v1/chat/completions", &body).await;
+        assert_eq!(status, 200, "{model}: {reply}");
+        assert_eq!(reply["choices"][0]["finish_reason"], "length", "{reply}");
+        reply["usage"]["total_tokens"].as_u64().unwrap()
+    };
+    let pages = server.report().await["budgets"]["pagesTotal"].as_u64().unwrap();
+    assert_eq!(chat("base").await, pages * 16);
+    // Cold, then warm: the same length, and the adapter's pages are missing from it.
+    let cold = chat("all-linear").await;
+    assert!(cold < pages * 16 && cold > pages * 16 / 2, "{cold} of {}", pages * 16);
+    assert_eq!(chat("all-linear").await, cold);
+    let asked = json!({ "model": "all-linear", "prompt": [1], "max_tokens": pages * 16 - 1 });
+    let (status, reply) = server.post("/v1/completions", &asked).await;
+    assert_eq!((status, reply["error"]["code"].as_str()), (400, Some("OutOfPages")), "{reply}");
+    // Pages that a floor holds are not counted on.
+    place(2, true).await;
+    let pinned = async || server.report().await["adapters"][1]["tier"] == "Device";
+    server.until("pinned", pinned).await;
+    assert!(chat("all-linear").await < cold && chat("base").await < pages * 16);
+    assert!(chat("plain-r8-qv").await > cold);
+}
