@@ -1,6 +1,7 @@
 //! What the API server itself refuses, and in which words; an API server and its store are all that runs.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use lorafleet_e2e::cache::Cache;
@@ -152,6 +153,8 @@ fn on_a_cluster_the_kinds_refuse_what_cannot_be_meant() {
     assert_eq!(header, ["NAME", "BASE", "READY", "REASON", "SERVED", "RANK", "SINCE", "AGE"]);
     let by_base =
         kubectl.output(["get", "loras", "--field-selector=spec.baseModelRef.name=base", "-o", "name"]).unwrap();
-    assert_eq!(by_base.trim(), "loraadapter.lorafleet.dev/one");
+    let accepted = CASES.iter().filter(|(kind, _, _, expected)| *kind == ADAPTER && expected.is_empty());
+    let names: BTreeSet<String> = accepted.map(|(_, name, ..)| format!("loraadapter.lorafleet.dev/{name}")).collect();
+    assert_eq!(by_base.lines().map(str::to_owned).collect::<BTreeSet<String>>(), names);
     Cluster::down(&Cache::open().unwrap(), cluster.settings()).unwrap();
 }
