@@ -116,6 +116,7 @@ impl Guest {
 }
 
 fn main() -> ExitCode {
+    progress::outlive_readers();
     match run(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
