@@ -180,8 +180,9 @@ pub struct GatewayTemplate {
     pub resources: Option<ResourceRequirements>,
     #[serde(default)]
     pub service_type: GatewayServiceType,
-    /// Secret with one entry per client, its value the JSON `{"key": "...", "models": ["smollm2", "support"]}`; `"*"` means
-    /// every model. Without it every client may use every model.
+    /// Secret with one entry per client, its value the JSON `{"key": "...", "models": ["smollm2", "support"]}`; a key has 8 to
+    /// 512 visible ASCII characters, and `"*"` means every model. To revoke a key, take its entry out: pods keep the files of
+    /// a Secret that is deleted. Without it every client may use every model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_keys_secret_ref: Option<SecretRef>,
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Secret;
-use kube::Api;
+use kube::{Api, ResourceExt};
 use lorafleet_artifact::{Reason, Scheme, SourceUri};
 use lorafleet_crds::condition::Cause;
 use lorafleet_crds::{SourceFile, StoreAccess, names};
@@ -14,6 +14,7 @@ use lorafleet_source::{
 };
 
 use crate::context::Context;
+use crate::hash::short_hash;
 use crate::job::{Fault, FaultKind};
 
 /// How to reach a source, as an entry of a spec says it.
@@ -215,7 +216,14 @@ pub fn stalls(kind: FaultKind) -> bool {
     kind != FaultKind::Unavailable
 }
 
-/// A file as a status names it.
+/// A file as a status names it, within the lengths of its schema: a store may choose any.
 pub fn source_file(file: &FileInfo) -> SourceFile {
-    SourceFile { name: file.name.clone(), size_bytes: file.bytes, version: Some(file.version.to_string()) }
+    let version = file.version.to_string().chars().take(1024).collect();
+    SourceFile { name: file.name.chars().take(255).collect(), size_bytes: file.bytes, version: Some(version) }
+}
+
+/// The word that asks to resolve a source again, as a status can keep it: a long one by its hash.
+pub fn resolve_at(object: &impl ResourceExt) -> Option<String> {
+    let word = object.annotations().get(names::RESOLVE_AT_ANNOTATION)?;
+    Some(if word.chars().count() <= 256 { word.clone() } else { short_hash(word) })
 }

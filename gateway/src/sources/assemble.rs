@@ -69,7 +69,7 @@ fn pod(name: String, endpoint: Endpoint, polled: &BTreeMap<String, Polled>) -> (
     (name, pod)
 }
 
-/// Adapters of the pool's base that it selects, by served name. Of two with one name the older has it.
+/// Adapters of the pool's base that it selects, by served name.
 fn adapters(pool: &ServingPool, objects: &[LoraAdapter]) -> BTreeMap<String, AdapterView> {
     let selector = match pool.spec.adapter_selector.clone().map(Selector::try_from) {
         None => Selector::default(),
@@ -82,9 +82,9 @@ fn adapters(pool: &ServingPool, objects: &[LoraAdapter]) -> BTreeMap<String, Ada
         .filter(|object| object.meta().deletion_timestamp.is_none())
         .filter(|object| object.spec.base_model_ref == pool.spec.base_model_ref && selector.matches(object.labels()))
         .collect();
-    // Creation times are whole seconds: of two in one second the one that is served keeps the name.
+    // The operator's rule: who is served under a name keeps it, else the oldest has it.
     let unserved = |object: &LoraAdapter| object.status.as_ref().is_none_or(|status| status.current_revision.is_none());
-    objects.sort_by_key(|object| (created_unix_s(*object), unserved(object), object.name_any()));
+    objects.sort_by_key(|object| (unserved(object), created_unix_s(*object), object.name_any()));
     let mut adapters = BTreeMap::new();
     for object in objects {
         adapters.entry(served_name(object)).or_insert_with(|| adapter(object, &pool.name_any()));

@@ -3,13 +3,12 @@
 use kube::ResourceExt;
 use lorafleet_artifact::{BaseShape, Claims, Digest, Policy, SourceUri};
 use lorafleet_crds::condition::Cause;
-use lorafleet_crds::names::RESOLVE_AT_ANNOTATION;
 use lorafleet_crds::{AdapterPolicy, AllowedSource, BaseModel, LoraAdapter, SourceFile};
 
 use super::observed::Rival;
 use crate::hash::short_hash;
 use crate::shape;
-use crate::source::{Door, readable};
+use crate::source::{Door, readable, resolve_at};
 
 /// The way is free: what to read, and how to judge it.
 #[derive(Clone, Debug, PartialEq)]
@@ -87,7 +86,7 @@ pub fn gate(
     Ok(Gate { order: order(adapter, base, base_digest, shape, entry, &uri), uri })
 }
 
-/// The base's own name comes before all, then who goes before whom among adapters.
+/// The base's own name comes before all; among adapters, [`Rival::goes_before`].
 fn check_name(adapter: &LoraAdapter, base: &BaseModel, rivals: &[Rival]) -> Result<(), Barred> {
     let (served, own) = (adapter.served_name(), Rival::of(adapter));
     if served == base.name_any() {
@@ -97,7 +96,7 @@ fn check_name(adapter: &LoraAdapter, base: &BaseModel, rivals: &[Rival]) -> Resu
     match before.reduce(|first, rival| if rival.goes_before(first) { rival } else { first }) {
         None => Ok(()),
         Some(rival) => {
-            let message = format!("the served name '{served}' belongs to the older LoraAdapter '{}'", rival.name);
+            let message = format!("the served name '{served}' belongs to the LoraAdapter '{}'", rival.name);
             Err(Barred::new(Cause::NameConflict, message))
         }
     }
@@ -116,8 +115,7 @@ pub fn allowing_entry<'a>(policy: &'a AdapterPolicy, uri: &SourceUri) -> Option<
 pub fn pin<'a>(adapter: &'a LoraAdapter, uri: &SourceUri) -> Option<(Digest, &'a [SourceFile])> {
     let status = adapter.status.as_ref()?;
     let pin = status.source.as_ref()?;
-    let holds =
-        pin.uri == uri.to_string() && pin.resolve_at.as_ref() == adapter.annotations().get(RESOLVE_AT_ANNOTATION);
+    let holds = pin.uri == uri.to_string() && pin.resolve_at == resolve_at(adapter);
     let digest = status.digest.filter(|digest| adapter.spec.digest.is_none_or(|claimed| claimed == *digest))?;
     holds.then_some((digest, pin.files.as_slice()))
 }
@@ -133,8 +131,7 @@ fn order(
     let policy = artifact_policy(base, base_digest);
     let door = Door::new(&base.namespace().unwrap_or_default(), &entry.prefix, &entry.access);
     let spec = &adapter.spec;
-    let resolve_at = adapter.annotations().get(RESOLVE_AT_ANNOTATION);
-    let asked = (uri.to_string(), spec.source.follow, resolve_at, spec.digest, spec.base_model_digest);
+    let asked = (uri.to_string(), spec.source.follow, resolve_at(adapter), spec.digest, spec.base_model_digest);
     let fingerprint = short_hash(&(asked, &door, &policy, &shape));
     let pin = pin(adapter, uri);
     let pinned = pin.map(|(digest, _)| digest).filter(|_| !spec.source.follow);

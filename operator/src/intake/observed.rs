@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use kube::ResourceExt;
 use lorafleet_artifact::Digest;
-use lorafleet_crds::{BaseModel, LoraAdapter, PoolPlacement, SourceFile};
+use lorafleet_crds::{BaseModel, LoraAdapter, LoraAdapterStatus, PoolPlacement, SourceFile};
 use serde::{Deserialize, Serialize};
 
 use crate::job::JobState;
@@ -41,24 +41,27 @@ pub struct Rival {
     pub name: String,
     /// Seconds since 1970.
     pub created_s: i64,
-    /// A revision of it is served.
+    /// A revision of it is served under the name.
     #[serde(default)]
     pub served: bool,
 }
 
 impl Rival {
     pub fn of(adapter: &LoraAdapter) -> Self {
+        let serves = |status: &LoraAdapterStatus| {
+            status.current_revision.is_some() && status.served_name.as_deref() == Some(adapter.served_name())
+        };
         Self {
             name: adapter.name_any(),
             created_s: adapter.creation_timestamp().map_or(i64::MAX, |time| time.0.as_second()),
-            served: adapter.status.as_ref().is_some_and(|status| status.current_revision.is_some()),
+            served: adapter.status.as_ref().is_some_and(serves),
         }
     }
 
-    /// Whose the name is: the oldest object's. Creation times are whole seconds; of two in one second, that of the one
-    /// that is served. Gateways have the same rule.
+    /// Whose the name is: of the one that is served under it, so that nobody takes away what is in use; else of the oldest.
+    /// Gateways have the same rule.
     pub fn goes_before(&self, other: &Self) -> bool {
-        let order = |rival: &Self| (rival.created_s, !rival.served);
+        let order = |rival: &Self| (!rival.served, rival.created_s);
         order(self) < order(other) || order(self) == order(other) && self.name < other.name
     }
 }

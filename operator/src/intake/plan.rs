@@ -3,10 +3,8 @@
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::ResourceExt;
 use lorafleet_artifact::{Reason, Refusal};
 use lorafleet_crds::condition::{Cause, ConditionStatus, ConditionType, find};
-use lorafleet_crds::names::RESOLVE_AT_ANNOTATION;
 use lorafleet_crds::{LoraAdapter, LoraAdapterStatus, PoolPlacement, SourcePin};
 
 use super::gate::{Barred, Gate, Order, gate, pin};
@@ -16,7 +14,7 @@ use crate::conditions::Stated;
 use crate::job::{Fault, JobState, retry_in_ms};
 use crate::recheck::{Next, listing};
 use crate::settings::Limits;
-use crate::source::{cause, stalls};
+use crate::source::{cause, resolve_at, stalls};
 
 /// Placements that a status shows, of all pools together. With the longest names and errors they take half a megabyte.
 const PLACEMENTS_SHOWN_MAX: usize = 512;
@@ -203,7 +201,7 @@ fn verified(adapter: &LoraAdapter, gate: &Gate, found: &Facts) -> LoraAdapterSta
         digest: Some(found.digest),
         source: Some(SourcePin {
             uri: gate.uri.to_string(),
-            resolve_at: adapter.annotations().get(RESOLVE_AT_ANNOTATION).cloned(),
+            resolve_at: resolve_at(adapter),
             files: found.files.clone(),
         }),
         verified_base: gate.order.policy.identities.first().copied(),

@@ -122,10 +122,15 @@ fn current_forbidden(observed: &Observed) -> bool {
     readable(uri, &observed.source_caps).map_or(true, |uri| allowing_entry(&base.spec.adapter_policy, &uri).is_none())
 }
 
-/// Every pool that has pods holds it on each pod that takes traffic, and there is one.
+/// Every pool that serves at all holds it on each pod that takes traffic, and there is one. A pool none of whose pods takes
+/// traffic, because they cannot start for instance, holds up nobody else's: its pods load before they take any.
 fn held_everywhere(pools: &[PoolPlacement], digest: &Digest) -> bool {
-    let mut with_pods = pools.iter().filter(|pool| !pool.placements.is_empty() || !pool.held.is_empty()).peekable();
-    with_pods.peek().is_some() && with_pods.all(|pool| pool.held.contains(digest))
+    let mut serving = pools.iter().filter(|pool| serves(pool)).peekable();
+    serving.peek().is_some() && serving.all(|pool| pool.held.contains(digest))
+}
+
+fn serves(pool: &PoolPlacement) -> bool {
+    !pool.held.is_empty() || pool.placements.iter().any(|placement| placement.traffic)
 }
 
 fn served(pools: &[PoolPlacement], digest: Option<Digest>) -> Option<String> {
@@ -203,13 +208,17 @@ fn placed(observed: &Observed, obstructed: bool, pools: &[PoolPlacement]) -> Sta
 fn rolled_out(placed: &Stated, desired: Option<Digest>, current: Option<Digest>, pools: &[PoolPlacement]) -> Stated {
     use ConditionStatus::{False, True, Unknown};
     let said = |status, reason: &str, message: String| Stated::new(ConditionType::RolledOut, status, reason, message);
-    if desired.is_some() && desired == current {
-        return said(True, &Cause::Succeeded.to_string(), String::new());
+    if let Some(desired) = desired.filter(|desired| current == Some(*desired)) {
+        return match pools.iter().find(|pool| serves(pool) && !pool.held.contains(&desired)) {
+            Some(pool) => said(False, &pool.reason, in_pool(pool)),
+            None => said(True, &Cause::Succeeded.to_string(), String::new()),
+        };
     }
     if !placed.is_true() {
         return said(if desired.is_some() { False } else { Unknown }, &Cause::Waiting.to_string(), String::new());
     }
-    match pools.iter().find(|pool| pool.reason != Cause::Succeeded.to_string()) {
+    let behind = || pools.iter().filter(|pool| pool.reason != Cause::Succeeded.to_string());
+    match behind().find(|pool| serves(pool)).or_else(|| behind().next()) {
         Some(pool) => said(False, &pool.reason, in_pool(pool)),
         None => said(False, &Cause::InProgress.to_string(), String::new()),
     }
@@ -220,10 +229,18 @@ fn available(current: Option<Digest>, pools: &[PoolPlacement]) -> Stated {
     let answers =
         |placement: &PlacementStatus| placement.traffic && placement.ready && Some(placement.digest) == current;
     let held = pools.iter().flat_map(|pool| &pool.placements).any(answers);
-    let (status, cause, message) = match (held, current) {
-        (true, _) => (ConditionStatus::True, Cause::Succeeded, ""),
-        (false, None) => (ConditionStatus::False, Cause::Waiting, "no revision is served yet"),
-        (false, Some(_)) => (ConditionStatus::False, Cause::NoReadyPod, "no pod that takes traffic holds it"),
+    let of_current = |placement: &&PlacementStatus| placement.traffic && Some(placement.digest) == current;
+    let mut errors = pools.iter().flat_map(|pool| &pool.placements).filter(of_current).filter_map(|placement| {
+        let error = placement.last_error.as_ref()?;
+        Some(format!("pod {}: {}: {}", placement.pod, error.code, error.message))
+    });
+    let (status, cause, message) = match (held, current, errors.next()) {
+        (true, ..) => (ConditionStatus::True, Cause::Succeeded, String::new()),
+        (false, None, _) => (ConditionStatus::False, Cause::Waiting, "no revision is served yet".to_owned()),
+        (false, Some(_), Some(error)) => (ConditionStatus::False, Cause::LoadFailed, error),
+        (false, Some(_), None) => {
+            (ConditionStatus::False, Cause::NoReadyPod, "no pod that takes traffic holds it".to_owned())
+        }
     };
     Stated::new(ConditionType::Available, status, cause, message)
 }
@@ -248,12 +265,17 @@ fn ready(
         }
     }
     let holds = |pool: &&PoolPlacement| desired.is_some_and(|desired| pool.held.contains(&desired));
-    let with_pods = || pools.iter().filter(|pool| !pool.placements.is_empty());
-    if let Some(pool) = with_pods().find(|pool| !holds(pool)) {
+    let serving = || pools.iter().filter(|pool| serves(pool));
+    if let Some(pool) = serving().find(|pool| !holds(pool)) {
         return (not(&pool.reason, in_pool(pool)), false);
     }
-    if with_pods().next().is_none() {
-        return (not(&Cause::NoReadyPod.to_string(), "no pool has a pod that takes traffic".to_owned()), false);
+    if serving().next().is_none() {
+        let pool = pools.iter().find(|pool| !pool.placements.is_empty());
+        let (reason, message) = pool.map_or_else(
+            || (Cause::NoReadyPod.to_string(), "no pool has a pod that takes traffic".to_owned()),
+            |pool| (pool.reason.clone(), in_pool(pool)),
+        );
+        return (not(&reason, message), false);
     }
     let served = served(pools, desired).unwrap_or_default();
     (Stated::new(ConditionType::Ready, ConditionStatus::True, Cause::Succeeded, format!("served by {served}")), false)

@@ -5,7 +5,6 @@ use std::fmt;
 use kube::ResourceExt;
 use lorafleet_artifact::{BaseShape, Digest, HALF_BYTES, Reason, SourceUri};
 use lorafleet_crds::condition::{Cause, ConditionStatus, ConditionType, find};
-use lorafleet_crds::names::RESOLVE_AT_ANNOTATION;
 use lorafleet_crds::{BaseModel, BaseModelStatus, SourceFile, SourcePin, WeightFormat};
 
 use serde::Deserialize;
@@ -15,7 +14,7 @@ use crate::hash::short_hash;
 use crate::job::{Fault, JobState, retry_in_ms};
 use crate::recheck::{Next, Recheck, listing};
 use crate::settings::Limits;
-use crate::source::{Closed, Door, cause, readable, stalls};
+use crate::source::{Closed, Door, cause, readable, resolve_at, stalls};
 
 /// Everything that a plan rests on.
 #[derive(Clone, Debug, Deserialize)]
@@ -81,10 +80,6 @@ pub struct Plan {
 pub(super) fn fingerprint(base: &BaseModel) -> String {
     let spec = &base.spec;
     short_hash(&(&spec.source, resolve_at(base), spec.digest, spec.format))
-}
-
-fn resolve_at(base: &BaseModel) -> Option<&String> {
-    base.annotations().get(RESOLVE_AT_ANNOTATION)
 }
 
 /// Where the pass stands.
@@ -163,7 +158,7 @@ fn order(base: &BaseModel, uri: SourceUri, fingerprint: String) -> Order {
     let source = &base.spec.source;
     let pinned = base.status.as_ref().and_then(|status| {
         let pin = status.source.as_ref()?;
-        (pin.uri == uri.to_string() && pin.resolve_at.as_ref() == resolve_at(base)).then_some(status.digest?)
+        (pin.uri == uri.to_string() && pin.resolve_at == resolve_at(base)).then_some(status.digest?)
     });
     let claimed = base.spec.digest.map(|digest| (digest, Reason::DigestMismatch));
     Order {
@@ -179,7 +174,7 @@ fn known(base: &BaseModel, uri: &SourceUri, facts: &Facts, fingerprint: String) 
     let Facts { digest, shape, size_bytes, files } = facts;
     BaseModelStatus {
         digest: Some(*digest),
-        source: Some(SourcePin { uri: uri.to_string(), resolve_at: resolve_at(base).cloned(), files: files.clone() }),
+        source: Some(SourcePin { uri: uri.to_string(), resolve_at: resolve_at(base), files: files.clone() }),
         resolved_for: Some(fingerprint),
         source_listing: Some(listing(files)),
         size_bytes: Some(*size_bytes),

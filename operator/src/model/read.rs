@@ -14,6 +14,9 @@ use crate::job::{Fault, FaultKind};
 use crate::recheck::listing;
 use crate::source::{ReadEnd, looked, open, source_file};
 
+/// Files that a status names, as its schema has it.
+const FILES_MAX: usize = 256;
+
 /// Starts the read; the controller is called again when it ends.
 pub(super) fn start(base: &Arc<BaseModel>, order: Order, context: &Arc<Context>) {
     let (namespace, uid) = (base.namespace().unwrap_or_default(), base.uid().unwrap_or_default());
@@ -55,7 +58,7 @@ fn ring(base: &Arc<BaseModel>, context: &Context) -> impl FnOnce() + Send + 'sta
 fn files(listing: &Listing) -> Vec<SourceFile> {
     // A folder that holds no base has no files of one: whoever reads it is refused with the reason.
     let chosen = base_files(listing.names()).map(|(_, chosen)| chosen).unwrap_or_default();
-    listing.files.iter().filter(|file| chosen.contains(&file.name)).map(source_file).collect()
+    listing.files.iter().filter(|file| chosen.contains(&file.name)).map(source_file).take(FILES_MAX).collect()
 }
 
 async fn read(order: &Order, progress: &Progress, context: &Context) -> Result<Outcome, Fault> {
@@ -92,6 +95,6 @@ fn judge(order: &Order, found: ReadBase, files: &[SourceFile]) -> Result<Outcome
     if let Some((expected, reason)) = order.expected.filter(|(expected, _)| *expected != digest) {
         return refused(reason.as_str(), format!("the digest of '{}' is {digest}, expected was {expected}", order.uri));
     }
-    let files = found.listing.files.iter().map(source_file).collect();
+    let files = found.listing.files.iter().map(source_file).take(FILES_MAX).collect();
     Ok(Outcome::Read(Box::new(Facts { digest, shape: found.shape, size_bytes: found.bytes, files })))
 }

@@ -17,7 +17,7 @@ use super::MANAGER;
 use super::engine::EngineError;
 use super::observe::Seen;
 use super::observed::{Applied as AppliedOnce, PodSeen};
-use super::plan::{Plan, PodAction, PodStep, Reasoned, Step, key};
+use super::plan::{Plan, PodAction, PodStep, Reasoned, Step, TOUCHED, key};
 use crate::build::{Keys, Objects, keys_secret};
 use crate::context::{ApiError, Context};
 
@@ -73,7 +73,12 @@ where
     let key = key(object);
     let Some(Step::Apply { hash, why }) = plan.steps.get(&key) else { return Ok(()) };
     let namespace = object.namespace().unwrap_or_default();
-    tracing::info!(%namespace, object = %key, why, "applying");
+    // Whoever writes the status of an object touches it too: that happens all the time, and is no news.
+    if *why == TOUCHED {
+        tracing::debug!(%namespace, object = %key, why, "applying");
+    } else {
+        tracing::info!(%namespace, object = %key, why, "applying");
+    }
     context.metrics.writes.with_label_values(&[K::kind(&()).as_ref()]).inc();
     let api = Api::<K>::namespaced(context.client.clone(), &namespace);
     let written = api

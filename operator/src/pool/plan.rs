@@ -20,7 +20,7 @@ use super::observed::Observed;
 use crate::build::{self, Objects};
 
 pub use placement::{Revision, Stage, Verdict, selects};
-pub(super) use steps::key;
+pub(super) use steps::{TOUCHED, key};
 
 /// What is to be done, and why.
 #[derive(Debug)]
@@ -153,7 +153,7 @@ fn adapter_steps(observed: &Observed, verdicts: Vec<(&LoraAdapter, Verdict)>) ->
     let step = |(adapter, verdict): (&LoraAdapter, Verdict)| AdapterStep {
         name: adapter.name_any(),
         uid: adapter.uid().unwrap_or_default(),
-        seen: seen::seen(observed, &verdict),
+        seen: seen::seen(observed, adapter, &verdict),
         verdict,
     };
     verdicts.into_iter().map(step).collect()

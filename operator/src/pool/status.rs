@@ -1,12 +1,14 @@
 //! What the pool's status says of a plan and of what came of it.
 
+use std::collections::HashMap;
+
 use k8s_openapi::jiff::Timestamp;
 use lorafleet_crds::condition::{Cause, ConditionStatus, ConditionType, is_true};
-use lorafleet_crds::{AdapterCounts, ServingPoolStatus};
+use lorafleet_crds::{AdapterCounts, LoraAdapterStatus, ServingPoolStatus};
 
 use super::apply::Applied;
 use super::observed::{Observed, PodSeen};
-use super::plan::{Plan, PodAction, Reasoned, Verdict};
+use super::plan::{AdapterStep, Plan, PodAction, Reasoned, Verdict};
 use crate::build::engine_selector;
 use crate::conditions::{Stated, conditions};
 
@@ -47,24 +49,24 @@ fn serving<'a>(observed: &'a Observed, plan: &'a Plan) -> impl Iterator<Item = &
 }
 
 fn counts(observed: &Observed, plan: &Plan) -> AdapterCounts {
-    let count = |wanted: &dyn Fn(&str) -> bool| {
-        let number = plan.adapters.iter().filter(|adapter| wanted(&adapter.seen.reason)).count();
-        u32::try_from(number).unwrap_or(u32::MAX)
+    let statuses: HashMap<_, _> = observed
+        .adapters
+        .iter()
+        .filter_map(|adapter| Some((adapter.metadata.uid.as_deref()?, adapter.status.as_ref()?)))
+        .collect();
+    let count = |wanted: &dyn Fn(&AdapterStep, &LoraAdapterStatus) -> bool| {
+        let is = |step: &&AdapterStep| statuses.get(step.uid.as_str()).is_some_and(|status| wanted(step, status));
+        u32::try_from(plan.adapters.iter().filter(is).count()).unwrap_or(u32::MAX)
     };
-    let failed =
-        |reason: &str| [Cause::LoadFailed, Cause::CapacityExceeded].iter().any(|cause| cause.to_string() == reason);
-    // Intake refused these, so that the pool never heard of a version.
-    let stalled = |uid: &str| {
-        let adapter = observed.adapters.iter().find(|adapter| adapter.metadata.uid.as_deref() == Some(uid));
-        adapter
-            .and_then(|adapter| adapter.status.as_ref())
-            .is_some_and(|status| is_true(&status.conditions, ConditionType::Stalled))
-    };
-    let refused = plan.adapters.iter().filter(|step| step.verdict == Verdict::NotVerified && stalled(&step.uid));
+    let failing = [Cause::LoadFailed, Cause::CapacityExceeded].map(|cause| cause.to_string());
     AdapterCounts {
         total: u32::try_from(plan.adapters.len()).unwrap_or(u32::MAX),
-        ready: count(&|reason| reason == Cause::Succeeded.to_string()),
-        failed: count(&failed).saturating_add(u32::try_from(refused.count()).unwrap_or(u32::MAX)),
+        ready: count(&|step, status| status.digest.is_some_and(|digest| step.seen.held.contains(&digest))),
+        failed: count(&|step, status| {
+            // Of those that intake refused, the pool never heard of a version.
+            let refused = step.verdict == Verdict::NotVerified && is_true(&status.conditions, ConditionType::Stalled);
+            refused || failing.contains(&step.seen.reason)
+        }),
     }
 }
 

@@ -93,7 +93,7 @@ pub(super) fn verdicts(observed: &Observed) -> Vec<(&LoraAdapter, Verdict)> {
     let mut refused: Vec<Option<Reasoned>> = selected.iter().map(|_| None).collect();
     for stage in Stage::ALL {
         for ((adapter, placed), refused) in selected.iter().zip(&mut placed).zip(&mut refused) {
-            let Some(revision) = revision(adapter, base, stage) else { continue };
+            let Some(revision) = verified(adapter, base).and_then(|adapter| revision(adapter, stage)) else { continue };
             match room.take(&revision) {
                 Ok(()) => placed.push(revision),
                 Err(why) => *refused = Some(why),
@@ -137,10 +137,20 @@ pub(super) fn wanted(verdicts: &[(&LoraAdapter, Verdict)]) -> Wanted {
     wanted
 }
 
+/// What was verified for another base may fit this one's shapes by chance.
+fn verified(adapter: &LoraAdapter, base: Option<Digest>) -> Option<&LoraAdapter> {
+    let status = adapter.status.as_ref()?;
+    (base.is_some() && status.verified_base == base).then_some(adapter)
+}
+
+/// All versions of the adapter that pods may hold, whether or not they shall.
+pub(super) fn revisions(adapter: &LoraAdapter) -> Vec<Revision> {
+    Stage::ALL.into_iter().filter_map(|stage| revision(adapter, stage)).collect()
+}
+
 /// The adapter's version at this stage, if it has one.
-fn revision(adapter: &LoraAdapter, base: Option<Digest>, stage: Stage) -> Option<Revision> {
-    // What was verified for another base may fit this one's shapes by chance.
-    let status = adapter.status.as_ref().filter(|status| base.is_some() && status.verified_base == base)?;
+fn revision(adapter: &LoraAdapter, stage: Stage) -> Option<Revision> {
+    let status = adapter.status.as_ref()?;
     if adapter.metadata.deletion_timestamp.is_some() {
         return None;
     }
@@ -157,7 +167,8 @@ fn revision(adapter: &LoraAdapter, base: Option<Digest>, stage: Stage) -> Option
     };
     let of_spec = status.digest == Some(digest);
     Some(Revision {
-        name: adapter.served_name().to_owned(),
+        // As intake has judged it: the spec may claim a name by now that another adapter has.
+        name: status.served_name.clone().unwrap_or_else(|| adapter.served_name().to_owned()),
         namespace: adapter.namespace().unwrap_or_default(),
         digest,
         uri: uri.trim_end_matches('/').to_owned(),

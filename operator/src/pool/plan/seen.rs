@@ -4,19 +4,22 @@ use kube::ResourceExt;
 use lorafleet_artifact::Digest;
 use lorafleet_crds::condition::Cause;
 use lorafleet_crds::wire::{AdapterReport, AdapterState};
-use lorafleet_crds::{PlacementError, PlacementStatus, PoolPlacement};
+use lorafleet_crds::{LoraAdapter, PlacementError, PlacementStatus, PoolPlacement};
 
 use super::super::observed::{Answer, Observed, PodSeen};
 use super::Reasoned;
-use super::placement::{Revision, Stage, Verdict};
+use super::placement::{Revision, Stage, Verdict, revisions};
 
 /// Longest message of one placement, in characters, as the schema has it.
 const MESSAGE_CHARACTERS_MAX: usize = 512;
 
-pub(super) fn seen(observed: &Observed, verdict: &Verdict) -> PoolPlacement {
+/// What pods hold is what they say, whether or not they shall hold it by now.
+pub(super) fn seen(observed: &Observed, adapter: &LoraAdapter, verdict: &Verdict) -> PoolPlacement {
     let name = observed.pool.name_any();
-    let Verdict::Placed { revisions, refused } = verdict else {
-        return said(name, Reasoned::new(Cause::Waiting, "nothing of it is verified"), Vec::new(), Vec::new());
+    let known = revisions(adapter);
+    let revisions = match verdict {
+        Verdict::Placed { revisions, .. } => revisions,
+        Verdict::NotVerified => &known,
     };
     let pods = || observed.pods.iter().filter(|pod| !pod.deleting);
     let placements: Vec<PlacementStatus> =
@@ -24,9 +27,10 @@ pub(super) fn seen(observed: &Observed, verdict: &Verdict) -> PoolPlacement {
     let held =
         revisions.iter().map(|revision| revision.digest).filter(|digest| held_by_all(observed, &placements, digest));
     let held: Vec<Digest> = held.collect();
-    let reason = match refused {
-        Some(why) => why.clone(),
-        None => reason(observed, revisions, &placements),
+    let reason = match verdict {
+        Verdict::NotVerified => Reasoned::new(Cause::Waiting, "nothing of it is verified for the present base"),
+        Verdict::Placed { refused: Some(why), .. } => why.clone(),
+        Verdict::Placed { refused: None, .. } => reason(observed, revisions, &placements),
     };
     said(name, reason, held, placements)
 }

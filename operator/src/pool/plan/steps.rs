@@ -14,6 +14,9 @@ use super::{PodAction, PodStep, Reasoned, Step};
 use crate::build::Objects;
 use crate::hash::short_hash;
 
+/// Why an object is applied that somebody else has changed, if only its status.
+pub(in crate::pool) const TOUCHED: &str = "touched by others";
+
 /// `Kind/name` of an object.
 pub(in crate::pool) fn key<K: Resource<DynamicType = ()>>(object: &K) -> String {
     format!("{}/{}", K::kind(&()), object.name_any())
@@ -44,7 +47,7 @@ where
         Some(child) => match &child.applied {
             None => Some("not compared yet"),
             Some(applied) if applied.hash != hash => Some("changed"),
-            Some(applied) if newer(&child.resource_version, &applied.resource_version) => Some("touched by others"),
+            Some(applied) if newer(&child.resource_version, &applied.resource_version) => Some(TOUCHED),
             Some(_) => None,
         },
     };
