@@ -12,7 +12,7 @@ mod gpu;
 mod model;
 
 use gpu::{Gpu, Random};
-use lorafleet_kernels::tuning::{DecodeTuning, decode_tuning};
+use lorafleet_kernels::tuning::{DecodeTuning, decode_tuning, prefill_shrink, wide_shrink};
 use model::{Batch, Model};
 
 /// Name, segment lengths by adapter, rank of each adapter, whether it is a prefill, goal in microseconds.
@@ -108,11 +108,23 @@ fn main() {
                 let groups = [0, 1, 2, 3].map(|group| batch.time_part(&gpu, &model, part, Some(group)));
                 println!("{:32} {groups:8.1?}  {}", row.name, ["shrink by group", "expand by group"][part]);
             }
-            for units in [2, 4, 8, 16] {
+            for units in [4, 8, 16] {
                 batch.set_units(units);
                 let [part, both] = [batch.time_part(&gpu, &model, 1, None), batch.time(&gpu, &model)];
                 println!("{:32} {part:8.1}  expand by {units} units; with the shrink {both:.1}", row.name);
             }
+            for tiles in [2, 3, 4, 6] {
+                batch.set_shrink(&gpu, &model, |columns| wide_shrink(columns, tiles));
+                let error = batch.check(&gpu, &model);
+                assert!(error < 1e-2, "{}: wrong by {error}", row.name);
+                let groups = [0, 1, 2, 3].map(|group| batch.time_part(&gpu, &model, 0, Some(group)));
+                let [part, both] = [batch.time_part(&gpu, &model, 0, None), batch.time(&gpu, &model)];
+                println!(
+                    "{:32} {part:8.1}  wide shrink of {tiles} tiles; with the expand {both:.1} {groups:.1?}",
+                    row.name
+                );
+            }
+            batch.set_shrink(&gpu, &model, prefill_shrink);
         }
         batch.set_tuning(&gpu, &model, standard);
         if beside {

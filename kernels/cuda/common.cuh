@@ -82,10 +82,17 @@ DEVICE uint4 load_row(const void* p) {
   return v;
 }
 
-// Rows of y that are read, changed and written: whole bursts in, nothing kept.
+// Whole bursts in, nothing kept.
 DEVICE uint4 load_wide(const void* p) {
   uint4 v;
   asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+  return v;
+}
+
+// Rows of y that are read, changed and written, half a line to an instruction: the L1 holds the other half meanwhile.
+DEVICE uint4 load_changing(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
   return v;
 }
 

@@ -1,13 +1,13 @@
 // y[row, :] += scale * (x[row, :] A) B for long segments, in two launches.
 //
 // Shrink: v = scale x A, rounded to the element type. A CTA takes rows of one adapter, one part of K and some of its rank tiles;
-//   rows are the 16-row operand. Eight warps multiply, each 16 rows: x goes from memory straight into the operand, eight or more
-//   16-byte loads of a lane in flight. A ninth warp brings A's tiles into a ring in shared memory by bulk copies.
-//   narrow: 64 rows, the eight warps in two halves of K; two CTAs to an SM. wide: 128 rows, where A would be most of the traffic.
+//   rows are the 16-row operand, 16 to a warp. x goes from memory straight into the operand, 256 bytes of a row at a time; A's
+//   tiles come into a ring in shared memory by bulk copies, which a lane for each tile asks for.
+//   narrow: 64 rows, the eight warps in two halves of K. wide: 128 rows, where A would be most of the traffic.
 //   Parts of K meet in memory: each CTA leaves its sums, and the last to arrive adds all of them, in their order.
-// Expand: a CTA takes 128 rows by up to four units of 64 outputs of one slice; each warp 16 rows, 256 bytes of a row at a time.
-//   Its part of B lies in shared memory, brought by bulk copies while the first of y is on its way from memory; y is read, added
-//   to and written in registers.
+// Expand: a CTA takes 128 rows by up to eight units of 64 outputs of one slice; its warps stand side by side, two units each, and
+//   go from 16 rows to the next, so that rows are touched 1 KB at a time. B comes by bulk copies while the first of y is on its
+//   way; y is read, added to and written in registers.
 //
 // v: [tile][rank tile of all slices][16 rows][lane][16 bytes], the expand's 16-row operand.
 // Limits: K and N multiples of 8; rank at most 256. Counters are zero before the first launch, and left zero.
@@ -35,7 +35,7 @@ struct Prefill {
   uint4* v;
   float4* sums;          // [CTA of one part][part of K][16 rows][rank tile][half of the ranks][lane]
   u32* counters;         // one for each CTA of one part
-  u32 splits, wide;
+  u32 splits, unused;    // splits: parts of K
   u32 columns, bundles;  // rank tiles of all slices, at most; what they are cut into for the shrink
   u32 bundle_tiles;      // rank tiles of a bundle
   u32 inputs, blocks_in;
@@ -45,7 +45,7 @@ struct Prefill {
   u32 block_end[SLICES];           // CTAs of the expand up to and including this slice
   u32 projections, projection, layers, layer;
   u32 store;
-  u32 units;             // of a CTA of the expand
+  u32 units;             // of a CTA of the expand: 2, 4, 8 or 16
 };
 
 DEVICE const Tensor* tensors_of(const Prefill& P, u32 slot) {
@@ -55,7 +55,7 @@ DEVICE const Tensor* tensors_of(const Prefill& P, u32 slot) {
 // ---- shrink
 
 // Blocks of 32 inputs in a stage of the ring.
-constexpr int STAGE_BLOCKS = 4, STAGES = 4, TILE_BYTES = STAGE_BLOCKS * 1024;
+constexpr int STAGE_BLOCKS = 4, STAGES = 3, TILE_BYTES = STAGE_BLOCKS * 1024;
 
 // One of the slices' rank tiles.
 struct Column {
@@ -81,40 +81,31 @@ DEVICE Column column_of(const Prefill& P, const Tile& tile, u32 number) {
 // Keeps one half of K's ring full: a lane for each rank tile, of one warp.
 struct Feeder {
   Reader reader;
-  u32 list, fragment, each, width;      // fragment: the next one; each: of a block; width: rank tiles of a stage
-  u32 left, stage, phase;               // left: blocks
+  u32 fragment, list, left;      // the next fragment; blocks that are left
 
   DEVICE void start(const Prefill& P, const Column& column, bool feeds, u32 from, u32 end) {
     reader.start(P.pool, column.start, 0);
     list = column.start.list;
-    each = 2 - column.half;
-    fragment = column.start.fragment + from * each;
-    width = P.bundle_tiles;
+    fragment = column.start.fragment + from * (2 - column.half);
     left = feeds ? end - from : 0;
-    stage = 0;
-    phase = 1;
   }
   // One stage, once nobody reads what it held.
-  DEVICE void feed(const Pool& pool, char* ring, Barrier* full, Barrier* empty, u32 tile) {
+  DEVICE void feed(const Pool& pool, char* to, Barrier& full, Barrier& empty, u32 phase, u32 each) {
     if (left == 0) return;
     const u32 blocks = min(left, (u32)STAGE_BLOCKS);
-    empty[stage].wait(phase);
-    full[stage].expect(blocks * each * 512);
-    char* to = ring + (stage * width + tile) * TILE_BYTES;
+    empty.wait(phase);
+    full.expect(blocks * each * 512);
+#pragma unroll 1
     for (u32 rest = blocks * each; rest;) {
       const char* p = reader.at(pool, list, fragment, 0);
       const u32 run = min(rest, reader.end - fragment);
-      full[stage].bring(to, p, run * 512);
+      full.bring(to, p, run * 512);
       to += run * 512;
       fragment += run;
       rest -= run;
     }
-    full[stage].brought();
+    full.brought();
     left -= blocks;
-    if (++stage == STAGES) {
-      stage = 0;
-      phase ^= 1;
-    }
   }
 };
 
@@ -133,45 +124,42 @@ template <class T> DEVICE uint4 operand_of(const float (&c)[2][4], float scale) 
 }
 
 
-// Up to N rank tiles. A lane has DEPTH blocks of both its rows in flight.
-template <class T, int N, int PARTS, int DEPTH>
-DEVICE void shrink(const Prefill& P, const Tile& tile, u32 tile_index, u32 half_tile, const Column& column, u32 first, u32 n, u32 halves, char* ring, Barrier* full,
+// Up to N rank tiles. A lane has DEPTH blocks of both its rows in flight, and asks for BURST of them at a time.
+template <class T, int N, int PARTS, int DEPTH, int BURST>
+DEVICE void shrink(const Prefill& P, u32 tile_index, u32 half_tile, const int (&row)[2], const Column& column, u32 first, u32 n, u32 halves, char* ring, Barrier* full,
                    Barrier* empty) {
   constexpr int GROUPS = WARPS / PARTS;
-  const u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3, group = warp % GROUPS, part = warp / GROUPS;
-  const u32 base = (half_tile * GROUPS + group) * 16, cut = blockIdx.y * PARTS + part, cuts = P.splits * PARTS;
+  const u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, q = lane & 3, group = warp % GROUPS, part = warp / GROUPS;
+  const u32 cut = blockIdx.y * PARTS + part, cuts = P.splits * PARTS, stage_bytes = P.bundle_tiles * TILE_BYTES;
   const u32 from = P.blocks_in * cut / cuts, end = P.blocks_in * (cut + 1) / cuts;
-  ring += part * STAGES * P.bundle_tiles * TILE_BYTES;
+  ring += part * STAGES * stage_bytes;
   full += part * STAGES;
   empty += part * STAGES;
   Feeder feeder;
   feeder.start(P, column, group == 0 && lane < n, from, end);
 #pragma unroll 1
-  for (int s = 0; s < STAGES; s++) feeder.feed(P.pool, ring, full, empty, lane);
+  for (int s = 0; s < STAGES; s++) feeder.feed(P.pool, ring + s * stage_bytes + lane * TILE_BYTES, full[s], empty[s], 1, 2 - column.half);
   __syncwarp();
   const u16* x[2];
   u32 live[2];      // blocks that this lane has something of
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    const u32 local = base + g + 8 * r;
-    const int row = local < tile.rows ? P.rows[tile.row0 + local] : -1;
-    x[r] = P.x + (u64)max(row, 0) * P.inputs + q * 8;
-    live[r] = row < 0 ? 0 : min(end, (P.inputs - q * 8 + 31) / 32);
-    if (P.inputs <= q * 8) live[r] = 0;
+    x[r] = P.x + (u64)max(row[r], 0) * P.inputs + q * 8;
+    live[r] = row[r] < 0 || P.inputs <= q * 8 ? 0 : min(end, (P.inputs - q * 8 + 31) / 32);
   }
-  auto load = [&](uint4 (&d)[2], u32 block) {
+  uint4 now[DEPTH][2];
+  auto load = [&](int u, u32 block) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      d[r] = make_uint4(0, 0, 0, 0);
-      if (block < live[r]) d[r] = load_row(x[r] + block * 32);
+      now[u][r] = make_uint4(0, 0, 0, 0);
+      if (block < live[r]) now[u][r] = load_row(x[r] + block * 32);
     }
   };
   float acc[N][2][4] = {};
-  uint4 now[DEPTH][2];
   wait_for_previous();
   let_next_start();
 #pragma unroll
-  for (int u = 0; u < DEPTH; u++) load(now[u], from + u);
+  for (int u = 0; u < DEPTH; u++) load(u, from + u);
   u32 stage = 0, phase = 0;
 #pragma unroll 1
   for (u32 block = from; block < end; block += DEPTH) {
@@ -179,7 +167,7 @@ DEVICE void shrink(const Prefill& P, const Tile& tile, u32 tile_index, u32 half_
     for (int u = 0; u < DEPTH; u++) {
       if (u % STAGE_BLOCKS == 0 && block + u < end) full[stage].wait(phase);
       if (block + u < end) {
-        const char* tiles = ring + stage * P.bundle_tiles * TILE_BYTES + lane * 16;
+        const char* tiles = ring + stage * stage_bytes + lane * 16;
         const uint4 (&s)[2] = now[u];
 #pragma unroll
         for (int m = 0; m < N; m++)
@@ -197,13 +185,18 @@ DEVICE void shrink(const Prefill& P, const Tile& tile, u32 tile_index, u32 half_
               T::product(acc[m][1], s[0].z, s[1].z, s[0].w, s[1].w, b.y, b.w);
             }
           }
-        load(now[u], block + u + DEPTH);
+      }
+      if (u % BURST == BURST - 1) {
+#pragma unroll
+        for (int i = u + 1 - BURST; i <= u; i++) load(i, block + i + DEPTH);
       }
       if (u % STAGE_BLOCKS == STAGE_BLOCKS - 1) {
         __syncwarp();
         if (lane == 0) empty[stage].arrive();
-        // The stage before this one: by now the others are hardly still in it.
-        if (block + u >= from + STAGE_BLOCKS) feeder.feed(P.pool, ring, full, empty, lane);
+        // The stage before this one is filled anew: by now the others are hardly still in it.
+        const u32 before = (stage + STAGES - 1) % STAGES;
+        if (block + u >= from + STAGE_BLOCKS)
+          feeder.feed(P.pool, ring + before * stage_bytes + lane * TILE_BYTES, full[before], empty[before], stage ? phase : phase ^ 1, 2 - column.half);
         __syncwarp();
         if (++stage == STAGES) {
           stage = 0;
@@ -213,6 +206,7 @@ DEVICE void shrink(const Prefill& P, const Tile& tile, u32 tile_index, u32 half_
     }
   }
   const u32 width = P.bundle_tiles;
+  const u32 tile_rows16 = half_tile * GROUPS + group;
   if (PARTS == 2) {      // the second half of K goes through shared memory to the first
     float4* sums = (float4*)(ring - part * STAGES * width * TILE_BYTES) + group * width * 64 + lane;
     __syncthreads();
@@ -234,7 +228,7 @@ DEVICE void shrink(const Prefill& P, const Tile& tile, u32 tile_index, u32 half_
         }
     }
   }
-  auto place = [&](u32 m) { return P.v + (((u64)tile_index * P.columns + first + m) * (TILE_ROWS / 16) + half_tile * GROUPS + group) * 32 + lane; };
+  auto place = [&](u32 m) { return P.v + (((u64)tile_index * P.columns + first + m) * (TILE_ROWS / 16) + tile_rows16) * 32 + lane; };
   if (P.splits == 1) {
 #pragma unroll
     for (int m = 0; m < N; m++)
@@ -281,6 +275,12 @@ template <class T, int PARTS> DEVICE void prefill_shrink(const Prefill& P) {
   const u32 lane = threadIdx.x & 31, work = blockIdx.x / P.bundles, first = blockIdx.x % P.bundles * P.bundle_tiles;
   const u32 tile_index = work / PARTS, half_tile = work % PARTS;
   const Tile tile = P.tiles[tile_index];
+  int row[2];      // of x, for this lane
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const u32 local = (half_tile * (WARPS / PARTS) + threadIdx.x / 32 % (WARPS / PARTS)) * 16 + lane / 4 + 8 * r;
+    row[r] = local < tile.rows ? P.rows[tile.row0 + local] : -1;
+  }
   // A lane for each rank tile of this bundle, twice where K is cut in halves.
   const u32 m = lane & 15;
   const Column column = m < P.bundle_tiles ? column_of(P, tile, first + m) : Column{};
@@ -296,39 +296,39 @@ template <class T, int PARTS> DEVICE void prefill_shrink(const Prefill& P) {
     let_next_start();
     return;
   }
-#define SHRINK(N, DEPTH) shrink<T, N, PARTS, DEPTH>(P, tile, tile_index, half_tile, column, first, n, halves, ring, full, empty)
-  if (PARTS == 2) {
-    if (n == 1) SHRINK(1, 8);
-    else if (n == 2) SHRINK(2, 8);
-    else SHRINK(3, 4);
-  } else {
-    if (n <= 4) SHRINK(4, 8);
-    else if (n <= 8) SHRINK(8, 8);
-    else SHRINK(12, 8);
-  }
+#define SHRINK(N, DEPTH) shrink<T, N, PARTS, DEPTH, 4>(P, tile_index, half_tile, row, column, first, n, halves, ring, full, empty)
+  if (n == 1) SHRINK(1, 8);
+  else if (n == 2) SHRINK(2, 8);
+  else if (n == 3) SHRINK(3, 4);
+  else if (PARTS == 1 && n == 4) SHRINK(4, 4);
+  else if (PARTS == 1) SHRINK(6, 4);
 }
 
 // ---- expand
 
+// A group is 16 rows. The warps stand side by side, two units each, as far as the CTA's units go; what is left of the eight are
+// further groups at the same time.
 template <class T> DEVICE void prefill_expand(const Prefill& P) {
-  extern __shared__ __align__(128) char weights[];      // [unit][full tile][4 fragments], then [unit][2 fragments] of the half tile
+  extern __shared__ __align__(128) char weights[];      // [unit][full tile][4 fragments], [unit][2 fragments] of the half tile; then v
   __shared__ Barrier brought;
+  __shared__ int ids[TILE_ROWS];
   const u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
   u32 slice = 0, column = 0;
   while (blockIdx.x >= P.block_end[slice]) slice++;
   const Tile tile = P.tiles[blockIdx.y];
+  let_next_start();
+  if (threadIdx.x < TILE_ROWS) ids[threadIdx.x] = threadIdx.x < tile.rows ? P.rows[tile.row0 + threadIdx.x] : -1;
   const Tensor* table = tensors_of(P, tile.slot);
   for (u32 s = 0; s < slice; s++) column += tiles(table[s].rank);
   const Tensor t = table[slice];
-  const u32 full = full_tiles(t.rank), half = has_half(t.rank), units = (P.outputs[slice] + UNIT - 1) / UNIT;
+  const u32 full = full_tiles(t.rank), half = has_half(t.rank), all = full + half, units = (P.outputs[slice] + UNIT - 1) / UNIT;
   const u32 unit0 = (blockIdx.x - (slice ? P.block_end[slice - 1] : 0)) * P.units, count = min(units - unit0, P.units);
-  let_next_start();
   if (threadIdx.x == 0) {
     brought.init(32);
     barriers_ready();
   }
   __syncthreads();
-  if (t.rank == 0 || warp * 16 >= tile.rows) {      // the first warp has rows always
+  if (t.rank == 0) {
     wait_for_previous();
     return;
   }
@@ -345,58 +345,57 @@ template <class T> DEVICE void prefill_expand(const Prefill& P) {
       else brought.bring(weights + whole * 1024 + i * 1024, reader.at(P.pool, t.pages, t.b + units * full * 4 + (unit0 + i - whole) * 2, 0), 1024);
     }
     brought.brought();
+    __syncwarp();
   }
-  // This lane's two rows of y; null: none.
-  u16* place[2];
+  const u32 side = P.units / 2, groups = WARPS / side, unit = warp % side * 2;
+  u16* place[2];      // of this lane's two rows in y; null: none
+  auto find = [&](u32 group) {
 #pragma unroll
-  for (int r = 0; r < 2; r++) {
-    const u32 local = warp * 16 + r * 8 + g;
-    const int row = local < tile.rows ? P.rows[tile.row0 + local] : -1;
-    place[r] = row < 0 ? nullptr : P.y + (u64)row * P.stride_y + P.column[slice] + q * 8;
-  }
-  // Piece e of a unit: row e >> 1, outputs 32 (e & 1) + 8 q and the seven behind.
-  auto live = [&](u32 unit, int e) { return unit < count && place[e >> 1] && (unit0 + unit) * UNIT + (e & 1) * 32 + q * 8 < P.outputs[slice]; };
-  uint4 old[2][4];
-  auto load = [&](u32 unit, uint4 (&to)[4]) {
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      to[e] = make_uint4(0, 0, 0, 0);
-      if (!P.store && live(unit, e)) to[e] = load_wide(place[e >> 1] + (unit0 + unit) * UNIT + (e & 1) * 32);
+    for (int r = 0; r < 2; r++) {
+      const int row = group * 16 < TILE_ROWS ? ids[group * 16 + r * 8 + g] : -1;
+      place[r] = row < 0 ? nullptr : P.y + (u64)row * P.stride_y + P.column[slice] + unit0 * UNIT + q * 8;
     }
   };
-  load(0, old[0]);
-  load(1, old[1]);
-  wait_for_previous();
-  const uint4* v = P.v + (((u64)blockIdx.y * P.columns + column) * (TILE_ROWS / 16) + warp) * 32 + lane;
-  constexpr u32 TILE_STEP = TILE_ROWS / 16 * 32, KEPT = 4;      // rank tiles that stay in registers
-  uint4 kept[KEPT];
+  // Piece e of a unit: row e >> 1, outputs 32 (e & 1) + 8 q and the seven behind.
+  auto inside = [&](u32 u, int e) { return unit + u < count && (unit0 + unit + u) * UNIT + (e & 1) * 32 + q * 8 < P.outputs[slice]; };
+  uint4 old[2][4];
+  auto load = [&](u32 u) {
 #pragma unroll
-  for (int k = 0; k < KEPT; k++) kept[k] = k < full + half ? v[k * TILE_STEP] : make_uint4(0, 0, 0, 0);
+    for (int e = 0; e < 4; e++) {
+      old[u][e] = make_uint4(0, 0, 0, 0);
+      if (!P.store && place[e >> 1] && inside(u, e)) old[u][e] = load_changing(place[e >> 1] + (unit + u) * UNIT + (e & 1) * 32);
+    }
+  };
+  find(warp / side);
+  load(0);
+  load(1);
+  wait_for_previous();
+  uint4* v = (uint4*)(weights + P.units * all * 2048);      // [rank tile][group][lane]
+  const uint4* from = P.v + ((u64)blockIdx.y * P.columns + column) * (TILE_ROWS / 16 * 32);
+  for (u32 i = threadIdx.x; i < all * (TILE_ROWS / 16 * 32); i += WARPS * 32) v[i] = from[i];
+  __syncthreads();
   brought.wait(0);
 #pragma unroll 1
-  for (u32 step = 0; step < count; step += 2)
+  for (u32 group = warp / side; group * 16 < tile.rows; group += groups) {
+    const uint4* mine = v + group * 32 + lane;
+    u16* const here[2] = {place[0], place[1]};
 #pragma unroll
-    for (int u = 0; u < 2; u++) {
-      const u32 unit = step + u;
-      if (unit >= count) continue;
+    for (u32 u = 0; u < 2; u++) {
       float c[4][2][4] = {};
-      const char* b = weights + unit * full * 2048 + lane * 16;
-      auto whole = [&](const uint4& a, const char* at) {
+      const char* b = weights + (unit + u) * full * 2048 + lane * 16;
+#pragma unroll 2
+      for (u32 k = 0; k < full; k++) {
+        const uint4 a = mine[k * 256];
 #pragma unroll
         for (int m = 0; m < 4; m++) {
-          const uint4 w = *(const uint4*)(at + m * 512);
+          const uint4 w = *(const uint4*)(b + k * 2048 + m * 512);
           T::product(c[m][0], a.x, a.y, a.z, a.w, w.x, w.z);
           T::product(c[m][1], a.x, a.y, a.z, a.w, w.y, w.w);
         }
-      };
-#pragma unroll
-      for (u32 k = 0; k < KEPT; k++)
-        if (k < full) whole(kept[k], b + k * 2048);
-#pragma unroll 1
-      for (u32 k = KEPT; k < full; k++) whole(v[k * TILE_STEP], b + k * 2048);
+      }
       if (half) {
-        const uint4 a = full == 0 ? kept[0] : v[full * TILE_STEP];
-        const char* at = weights + count * full * 2048 + unit * 1024 + lane * 16;
+        const uint4 a = mine[full * 256];
+        const char* at = weights + count * full * 2048 + (unit + u) * 1024 + lane * 16;
 #pragma unroll
         for (int l = 0; l < 2; l++) {
           const uint4 w = *(const uint4*)(at + l * 512);
@@ -413,15 +412,17 @@ template <class T> DEVICE void prefill_expand(const Prefill& P) {
         o.y = add_pair<T>(o.y, c[1][0][e], c[1][1][e]);
         o.z = add_pair<T>(o.z, c[2][0][e], c[2][1][e]);
         o.w = add_pair<T>(o.w, c[3][0][e], c[3][1][e]);
-        if (live(unit, e)) store_streaming(place[e >> 1] + (unit0 + unit) * UNIT + (e & 1) * 32, o);
+        if (here[e >> 1] && inside(u, e)) *(uint4*)(here[e >> 1] + (unit + u) * UNIT + (e & 1) * 32) = o;
       }
-      load(unit + 2, old[u]);
+      if (u == 0) find(group + groups);
+      load(u);
     }
+  }
 }
 
 #define KERNELS(T, name)                                                                                                                         \
   extern "C" __global__ void __launch_bounds__(256, 2) lora_prefill_shrink_##name(const __grid_constant__ Prefill P) { prefill_shrink<T, 2>(P); } \
-  extern "C" __global__ void __launch_bounds__(256, 1) lora_prefill_shrink_wide_##name(const __grid_constant__ Prefill P) {                       \
+  extern "C" __global__ void __launch_bounds__(256, 2) lora_prefill_shrink_wide_##name(const __grid_constant__ Prefill P) {                       \
     prefill_shrink<T, 1>(P);                                                                                                                     \
   }                                                                                                                                              \
   extern "C" __global__ void __launch_bounds__(256, 2) lora_prefill_expand_##name(const __grid_constant__ Prefill P) { prefill_expand<T>(P); }

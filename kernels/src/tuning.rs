@@ -50,8 +50,14 @@ pub struct Shrink {
 pub fn prefill_shrink(columns: u32) -> Shrink {
     match columns {
         0..=3 => Shrink { wide: false, rows: 64, bundle_tiles: columns, ctas_per_sm: 2 },
-        _ => Shrink { wide: true, rows: 128, bundle_tiles: columns.min(12), ctas_per_sm: 1 },
+        _ => wide_shrink(columns, 6),
     }
+}
+
+/// CTAs of 128 rows and at most so many rank tiles, as even as can be.
+pub fn wide_shrink(columns: u32, tiles_max: u32) -> Shrink {
+    let bundles = columns.div_ceil(tiles_max.max(1)).max(1);
+    Shrink { wide: true, rows: 128, bundle_tiles: columns.div_ceil(bundles), ctas_per_sm: 2 }
 }
 
 /// How many parts the inputs of a prefill shrink are cut into, so that a small prefill fills the device too.
@@ -62,10 +68,12 @@ pub fn prefill_splits(ctas: u32, blocks: u32, resident: u32) -> u32 {
     wanted.clamp(1, (blocks / 16).clamp(1, 8))
 }
 
-/// Units of 64 outputs to a CTA of a prefill expand: fewer for a small one, so that it fills the device too.
-/// `all`: units of all tiles.
-pub fn prefill_units(all: u32, sms: u32) -> u32 {
-    if all >= sms * 32 { 4 } else { 2 }
+/// Units of 64 outputs to a CTA of a prefill expand. Eight are touched side by side, 1 KB of a row at a time, which memory likes;
+/// fewer where there is little work, or where two CTAs would not fit an SM. `all`: units of all tiles. `tiles`: of ranks.
+pub fn prefill_units(all: u32, tiles: u32, sms: u32) -> u32 {
+    let fits = |units: &u32| tiles * (units * 2048 + 4096) <= 113 << 10;
+    let wanted = if all >= sms * 28 { 8 } else { 4 };
+    [wanted, 4].into_iter().find(fits).unwrap_or(2)
 }
 
 /// Lines of an attention tile: those of the kernel to take for sequences that bring `fresh` tokens each.
@@ -161,8 +169,8 @@ mod tests {
         assert_eq!([32, 128, 1000].map(|ctas| prefill_splits(ctas, 128, 264)), [8, 2, 1]);
         assert_eq!(prefill_splits(1, 3, 264), 1);
         assert_eq!(prefill_splits(0, 128, 264), 8);
-        assert_eq!([16 * 64, 64 * 64].map(|units| prefill_units(units, 132)), [2, 2]);
-        assert_eq!(prefill_units(64 * 448, 132), 4);
-        assert_eq!([1, 3, 4, 48].map(|columns| prefill_shrink(columns).bundle_tiles), [1, 3, 4, 12]);
+        assert_eq!([16 * 64, 64 * 64].map(|units| prefill_units(units, 1, 132)), [4, 8]);
+        assert_eq!([4, 5, 7, 16].map(|tiles| prefill_units(64 * 448, tiles, 132)), [8, 8, 4, 2]);
+        assert_eq!([1, 3, 4, 48].map(|columns| prefill_shrink(columns).bundle_tiles), [1, 3, 4, 6]);
     }
 }

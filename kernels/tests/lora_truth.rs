@@ -6,6 +6,7 @@ mod lora;
 
 use gpu::{Bits, Gpu, Random};
 use lora::{Adapters, Case, Place};
+use lorafleet_kernels::image::Arch;
 use lorafleet_kernels::lora::{Group, Segment};
 
 const RANKS: [u32; 9] = [1, 3, 7, 8, 16, 31, 64, 100, 256];
@@ -84,6 +85,43 @@ fn prefill_of_every_rank_and_length() {
         for layer in 0..2 {
             let (before, after) = case.run_prefill(&gpu, &adapters, layer);
             let error = case.check(&adapters, layer, &before, &after);
+            println!("{element:?} {inputs} -> {outputs:?}, layer {layer}: {error:.2e}");
+            assert!(error < 1e-2, "{error}");
+        }
+        gpu.free_all();
+    }
+}
+
+/// Every rank in the sums of the base product, beside slices and segments that have none.
+#[test]
+fn a_gemm_takes_the_delta_on() {
+    let Some(gpu) = Gpu::open() else { return };
+    if gpu.arch != Arch::Sm90a {
+        eprintln!("SKIPPED: {} has no image of gemm_lora_sm90a", gpu.name);
+        return;
+    }
+    for (element, inputs, outputs) in
+        [(Bits::Bf16, 1024, vec![512, 256, 256]), (Bits::F16, 192, vec![768]), (Bits::Bf16, 4096, vec![256])]
+    {
+        let mut random = Random(23);
+        let lengths = [129u32, 300, 7, 64, 8, 65, 128, 1, 256];
+        let (mut row0, mut segments) = (0, Vec::new());
+        for (slot, rows) in (0..).zip(lengths) {
+            segments.push(Segment { slot, row0, rows, rank: 0 });
+            row0 += rows;
+        }
+        let group = group(inputs, &outputs);
+        let rank = |slot: u32, layer: u32, projection: u32| match (layer, (slot + projection) % 4) {
+            (0, 0) => 0,
+            (0, n) => RANKS[(slot as usize + 3 * n as usize) % 9],
+            _ => RANKS[slot as usize],
+        };
+        let adapters = Adapters::new(&gpu, &group, 2, lengths.len() as u32, element, 6144, rank, &mut random);
+        let rows: Vec<i32> = (0..row0 as i32).collect();
+        let mut case = Case::new(&gpu, &adapters, segments, rows, row0, &mut random);
+        let w = element.random((inputs * outputs.iter().sum::<u32>()) as usize, 0.3, &mut random);
+        for layer in 0..2 {
+            let error = case.run_gemm(&gpu, &adapters, &w, layer);
             println!("{element:?} {inputs} -> {outputs:?}, layer {layer}: {error:.2e}");
             assert!(error < 1e-2, "{error}");
         }

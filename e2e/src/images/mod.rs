@@ -122,13 +122,8 @@ pub fn programs() -> Result<()> {
 
 /// Path of the program `lorafleet-NAME` as cargo leaves it.
 pub fn built(name: &str) -> PathBuf {
-    target().join(format!("lorafleet-{name}"))
-}
-
-/// Where cargo puts what it builds for tests and the demo.
-pub fn target() -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository().join("target"), PathBuf::from);
-    target.join("debug")
+    target.join("debug").join(format!("lorafleet-{name}"))
 }
 
 /// One test among the targets makes cargo choose features as `cargo test --workspace` does: what either has built, the

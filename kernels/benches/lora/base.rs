@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use cudarc::cublas::{result, sys};
 
+use lorafleet_kernels::image::Arch;
 use lorafleet_kernels::tuning::{DecodeTuning, decode_tuning};
 
 use super::gpu::Gpu;
@@ -121,6 +122,11 @@ pub fn beside(gpu: &Gpu, model: &Model, batch: &mut Batch, name: &str) {
         base.gemm(model, b, group, number, 1.0);
     });
     add("delta first", us);
+    if batch.prefill && gpu.arch == Arch::Sm90a {
+        for (what, us) in folded(gpu, model, batch, &base, name) {
+            add(what, us);
+        }
+    }
     if !batch.prefill {
         // Deltas overwrite y here; the next operation would read them from a buffer of its own.
         for sms in [32, 64, 132] {
@@ -152,6 +158,35 @@ pub fn beside(gpu: &Gpu, model: &Model, batch: &mut Batch, name: &str) {
     }
     batch.set_tuning(gpu, model, decode_tuning(pieces, gpu.sms, true));
     println!("{line}");
+}
+
+/// Our own GEMM: alone, and taking on what the shrink left; the shrink alone before cuBLAS. Prints both GEMMs by group.
+fn folded(gpu: &Gpu, model: &Model, batch: &mut Batch, base: &Base, name: &str) -> [(&'static str, f64); 3] {
+    let theirs = |b: &Batch, number: u32, group: usize| base.gemm(model, b, group, number, 0.0);
+    let ours = |b: &Batch, number: u32, group: usize, delta| {
+        let w = base.weights[group][number as usize % 2];
+        gpu.launch(&b.own_gemm(gpu, model, group, number, w, delta));
+    };
+    let shrink = |b: &Batch, number: u32, group: usize| gpu.launch(&b.launches(model, group, number, 0)[0]);
+    for group in 0..4 {
+        let us = measure(gpu, batch, group..group + 1, &theirs);
+        let own = measure(gpu, batch, group..group + 1, &|b, number, group| ours(b, number, group, false));
+        println!("{name}: group {group}: cuBLAS {us:.1} us, own GEMM {own:.1} us");
+    }
+    let alone = measure(gpu, batch, 0..4, &|b, number, group| ours(b, number, group, false));
+    let both = measure(gpu, batch, 0..4, &|b, number, group| {
+        shrink(b, number, group);
+        ours(b, number, group, true);
+    });
+    let beside = measure(gpu, batch, 0..4, &|b, number, group| {
+        shrink(b, number, group);
+        theirs(b, number, group);
+    });
+    [
+        ("own GEMM without LoRA", alone),
+        ("shrink, then own GEMM", both),
+        ("shrink, then cuBLAS without its delta", beside),
+    ]
 }
 
 /// Each group's LoRA on SMs of its own, which the GEMM leaves.

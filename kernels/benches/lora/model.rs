@@ -5,10 +5,11 @@ use lorafleet_kernels::lora::decode::{DecodeArgs, EXCHANGE_PARTS, Pool, decode_l
 use lorafleet_kernels::lora::layout::{Layout, Projection, a_place, b_place};
 use lorafleet_kernels::lora::plan::{Block, Run};
 use lorafleet_kernels::lora::{
-    Group, PIECE_ROWS, PrefillArgs, PrefillPlan, Segment, Tensor, plan_decode, plan_prefill, prefill_launches, twin,
+    GemmArgs, Group, PIECE_ROWS, PrefillArgs, PrefillPlan, Segment, Tensor, gemm_launch, plan_decode, plan_prefill,
+    plan_prefill_as, prefill_launches, twin,
 };
 use lorafleet_kernels::plain::{Plain, bytes_of};
-use lorafleet_kernels::tuning::{DecodeTuning, decode_tuning};
+use lorafleet_kernels::tuning::{DecodeTuning, Shrink, decode_tuning};
 
 use super::gpu::{Bits, Gpu, Random, bytes, words};
 
@@ -236,6 +237,39 @@ impl Batch {
     /// Another width of the CTAs of the prefill's expand.
     pub fn set_units(&mut self, units: u32) {
         self.buffers.iter_mut().filter_map(|b| b.prefill.as_mut()).for_each(|plan| plan.units = units);
+    }
+
+    /// Another shrink; `free_all` gives its scratch back.
+    pub fn set_shrink(&mut self, gpu: &Gpu, model: &Model, shrink_of: impl Fn(u32) -> Shrink) {
+        let mut wanted = [0; 3];
+        for (group, buffers) in model.groups.iter().zip(&mut self.buffers) {
+            let plan = plan_prefill_as(&self.segments, group, gpu.sms, &shrink_of).unwrap();
+            let sizes = [plan.v_bytes, plan.sums_bytes, u64::from(plan.counters) * 4];
+            wanted.iter_mut().zip(sizes).for_each(|(most, size)| *most = size.max(*most));
+            buffers.prefill = Some(plan);
+        }
+        self.scratch = wanted.map(|bytes| gpu.upload(&vec![0; bytes as usize]));
+    }
+
+    /// The base product by our own GEMM, with the delta of what the shrink left or without.
+    pub fn own_gemm(&self, gpu: &Gpu, model: &Model, group: usize, number: u32, w: DevicePtr, delta: bool) -> Launch {
+        let (layer, shape, buffers) = (number % model.layers, &model.groups[group], &self.buffers[group]);
+        let plan = buffers.prefill.as_ref().unwrap();
+        let args = GemmArgs {
+            x: gpu.tensor_map(self.x(group, layer), Bits::Bf16, self.rows, shape.inputs),
+            w: gpu.tensor_map(w, Bits::Bf16, shape.outputs.iter().sum(), shape.inputs),
+            y: self.y(group, layer),
+            pool: model.pool,
+            tensors: model.table,
+            tiles: buffers.tiles,
+            v: self.scratch[0],
+            projections: 7,
+            projection: GROUPS[group].0,
+            layers: model.layers,
+            layer,
+            ..GemmArgs::of_plan(shape, plan, delta)
+        };
+        gemm_launch(&args, Element::Bf16, gpu.sms).unwrap().unwrap()
     }
 
     pub fn splits(&self) -> Vec<u32> {

@@ -1,7 +1,8 @@
 //! y += scale (x A) B for a batch in which each row may have another adapter of another rank.
 //!
 //! The way: `layout` puts an adapter into pages; `plan` turns a step's segments into work lists; `decode` and `prefill`
-//! are the launches; `embedding` is LoRA on the embedding; `merge` puts an adapter into weights; `twin` is what they must compute.
+//! are the launches; `gemm` is a base product that takes a prefill's delta on; `embedding` is LoRA on the embedding; `merge` puts
+//! an adapter into weights; `twin` is what they must compute.
 
 pub mod decode;
 pub mod embedding;
@@ -10,12 +11,15 @@ pub mod merge;
 pub mod plan;
 pub mod prefill;
 
+pub mod gemm;
+
 pub mod twin;
 
 pub use decode::{DecodeArgs, decode_launch};
+pub use gemm::{GemmArgs, gemm_launch};
 pub use layout::{Layout, LayoutError, Projection, RANK_MAX, Tensor};
 pub use plan::{DecodePlan, Group, PlanError, Segment, plan_decode};
-pub use prefill::{PrefillArgs, PrefillPlan, plan_prefill, prefill_launches};
+pub use prefill::{PrefillArgs, PrefillPlan, plan_prefill, plan_prefill_as, prefill_launches};
 
 /// Projections that share an input, at most: q, k and v.
 pub const SLICES: usize = 3;

@@ -85,6 +85,8 @@ pub enum PlanError {
     Tiles { found: usize, most: usize },
     #[error("the work is for {ctas} CTAs of a grid of {grid}")]
     Grid { ctas: u32, grid: u32 },
+    #[error("{found} {what} are not a multiple of {of}")]
+    Multiple { what: &'static str, found: u32, of: u32 },
     #[error("{ctas} CTAs cannot hold the runs of {pieces} pieces")]
     Ctas { ctas: u32, pieces: usize },
 }

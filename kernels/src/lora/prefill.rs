@@ -9,8 +9,8 @@ use crate::plain::{Plain, plain};
 use crate::tuning::{Shrink, prefill_shrink, prefill_splits, prefill_units};
 
 pub const TILE_ROWS: u32 = 128;
-/// Shared memory of one rank tile in the shrink's ring: four stages of four blocks of two fragments.
-const RING_TILE_BYTES: u32 = 4 * 4 * 2 * 512;
+/// Shared memory of one rank tile in the shrink's ring: three stages of four blocks of two fragments.
+const RING_TILE_BYTES: u32 = 3 * 4 * 2 * 512;
 /// The y dimension of a grid.
 const TILES_MAX: usize = 65_535;
 
@@ -40,8 +40,7 @@ plain! {
         /// u32, `PrefillPlan::counters` of them: zero before the first launch, and left zero by every one.
         pub counters: DevicePtr,
         pub splits: u32,
-        /// 1: the shrink's CTAs take 128 rows.
-        pub wide: u32,
+        pub unused: u32,
         pub columns: u32,
         pub bundles: u32,
         pub bundle_tiles: u32,
@@ -58,7 +57,7 @@ plain! {
         pub layer: u32,
         /// 1: y is overwritten instead of added to.
         pub store: u32,
-        /// Of 64 outputs, that a CTA of the expand takes.
+        /// Of 64 outputs, that a CTA of the expand takes: 2, 4, 8 or 16.
         pub units: u32,
     }
 }
@@ -84,8 +83,18 @@ pub struct PrefillPlan {
     pub counters: u32,
 }
 
-/// Cuts segments into tiles. Empty segments and those of rank 0 take no part.
+/// Cuts segments into tiles, by the shrink that measurements chose. Empty segments and those of rank 0 take no part.
 pub fn plan_prefill(segments: &[Segment], group: &Group, sms: u32) -> Result<PrefillPlan, PlanError> {
+    plan_prefill_as(segments, group, sms, prefill_shrink)
+}
+
+/// The same by another shrink, chosen from the rank tiles of all slices.
+pub fn plan_prefill_as(
+    segments: &[Segment],
+    group: &Group,
+    sms: u32,
+    shrink_of: impl Fn(u32) -> Shrink,
+) -> Result<PrefillPlan, PlanError> {
     if group.outputs.is_empty() || group.outputs.len() > SLICES {
         return Err(PlanError::Slices { found: group.outputs.len() });
     }
@@ -107,9 +116,10 @@ pub fn plan_prefill(segments: &[Segment], group: &Group, sms: u32) -> Result<Pre
         return Err(PlanError::Tiles { found: cut.len(), most: TILES_MAX });
     }
     let (tile_count, columns) = (cut.len() as u64, slice_tiles * group.outputs.len() as u32);
-    let shrink = prefill_shrink(columns);
+    let shrink = shrink_of(columns);
     let ctas = cut.len() as u32 * (TILE_ROWS / shrink.rows) * columns.div_ceil(shrink.bundle_tiles.max(1));
     let splits = prefill_splits(ctas, group.inputs.div_ceil(super::BLOCK_INPUTS), shrink.ctas_per_sm * sms);
+    let units: u32 = group.outputs.iter().map(|n| n.div_ceil(UNIT_OUTPUTS)).sum();
     let tile_bytes = u64::from(TILE_ROWS) * 16 * 2;
     let sums = u64::from(ctas * splits * (shrink.rows / 16) * shrink.bundle_tiles) * 16 * 16 * 4;
     Ok(PrefillPlan {
@@ -118,10 +128,7 @@ pub fn plan_prefill(segments: &[Segment], group: &Group, sms: u32) -> Result<Pre
         slice_tiles,
         shrink,
         splits,
-        units: prefill_units(
-            tile_count as u32 * group.outputs.iter().map(|n| n.div_ceil(UNIT_OUTPUTS)).sum::<u32>(),
-            sms,
-        ),
+        units: prefill_units(tile_count as u32 * units, slice_tiles, sms),
         v_bytes: tile_count * u64::from(columns) * tile_bytes,
         sums_bytes: if splits == 1 { 0 } else { sums },
         counters: ctas,
@@ -134,7 +141,6 @@ impl PrefillArgs {
         let shapes = DecodeArgs::of_group(group);
         let mut args = Self {
             splits: plan.splits,
-            wide: plan.shrink.wide.into(),
             columns: plan.columns,
             bundles: plan.columns.div_ceil(plan.shrink.bundle_tiles.max(1)),
             bundle_tiles: plan.shrink.bundle_tiles,
@@ -184,7 +190,7 @@ pub fn prefill_launches(args: &PrefillArgs, plan: &PrefillPlan, element: Element
         launch(
             ["lora_prefill_expand_bf16", "lora_prefill_expand_f16"],
             [args.block_end[SLICES - 1], tiles, 1],
-            plan.units * plan.slice_tiles * 4 * 512,
+            plan.slice_tiles * (plan.units * 4 * 512 + TILE_ROWS * 16 * 2),
         ),
     ]
 }
@@ -208,10 +214,10 @@ mod tests {
         assert_eq!((plan.columns, plan.slice_tiles, plan.splits), (6, 2, 8));
         assert_eq!((plan.v_bytes, plan.sums_bytes, plan.counters), (3 * 6 * 4096, 3 * 8 * 8 * 6 * 1024, 3));
         let args = PrefillArgs::of_plan(&group, &plan);
-        assert_eq!((args.bundles, args.block_end), (1, [32, 40, 48]));
+        assert_eq!((args.bundles, args.block_end), (1, [16, 20, 24]));
         let launches = prefill_launches(&args, &plan, Element::Bf16);
-        assert_eq!((launches[0].grid, launches[1].grid), ([3, 8, 1], [48, 3, 1]));
-        assert_eq!((launches[0].shared_bytes, launches[1].shared_bytes), (6 * 16_384, 2 * 2 * 2048));
+        assert_eq!((launches[0].grid, launches[1].grid), ([3, 8, 1], [24, 3, 1]));
+        assert_eq!((launches[0].shared_bytes, launches[1].shared_bytes), (6 * 12_288, 2 * (4 * 2048 + 4096)));
     }
 
     #[test]

@@ -197,6 +197,36 @@ impl Gpu {
         }
     }
 
+    /// The tensor map of `rows` of `columns` 16-bit elements, in boxes as `MAP_BOX`.
+    pub fn tensor_map(&self, p: DevicePtr, bits: Bits, rows: u32, columns: u32) -> [u64; 16] {
+        use sys::CUtensorMapDataType_enum as Kind;
+        let kind = match bits {
+            Bits::Bf16 => Kind::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            Bits::F16 => Kind::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        };
+        let (sizes, strides) = ([u64::from(columns), u64::from(rows)], [u64::from(columns) * 2]);
+        unsafe {
+            let mut map: sys::CUtensorMap = MaybeUninit::zeroed().assume_init();
+            sys::cuTensorMapEncodeTiled(
+                &mut map,
+                kind,
+                2,
+                p as *mut c_void,
+                sizes.as_ptr(),
+                strides.as_ptr(),
+                lorafleet_kernels::lora::gemm::MAP_BOX.as_ptr(),
+                [1u32, 1].as_ptr(),
+                sys::CUtensorMapInterleave_enum::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                sys::CUtensorMapSwizzle_enum::CU_TENSOR_MAP_SWIZZLE_128B,
+                sys::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                sys::CUtensorMapFloatOOBfill_enum::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+            .result()
+            .unwrap();
+            map.opaque
+        }
+    }
+
     /// Captures what `record` launches on `stream`.
     pub fn capture(&self, record: impl FnOnce()) -> Graph {
         unsafe {
