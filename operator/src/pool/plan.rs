@@ -203,7 +203,9 @@ impl fmt::Display for Plan {
                         placement.generation, placement.boot_id
                     )?;
                     for adapter in &placement.adapters {
-                        writeln!(f, "  {}@{} from {}", adapter.name, adapter.digest.short(), adapter.uri)?;
+                        let base = adapter.base_digest.map(|base| format!(", made for {}", base.short()));
+                        let (digest, base) = (adapter.digest.short(), base.unwrap_or_default());
+                        writeln!(f, "  {}@{digest} from {}{base}", adapter.name, adapter.uri)?;
                     }
                     for (alias, digest) in &placement.aliases {
                         writeln!(f, "  {alias} -> {}", digest.short())?;

@@ -24,6 +24,8 @@ pub struct Revision {
     pub namespace: String,
     pub digest: Digest,
     pub uri: String,
+    /// What its owner said of its base when it was verified.
+    pub base_digest: Option<Digest>,
     pub floor: Floor,
     /// Known for what the spec asks for; what was verified before may have had another.
     pub rank: Option<u32>,
@@ -129,7 +131,7 @@ pub(super) fn wanted(verdicts: &[(&LoraAdapter, Verdict)]) -> Wanted {
                 uri: revision.uri.clone(),
                 pinned: true,
                 floor: revision.floor,
-                base_digest: None,
+                base_digest: revision.base_digest,
             });
         }
     }
@@ -156,13 +158,16 @@ fn revision(adapter: &LoraAdapter, stage: Stage) -> Option<Revision> {
     }
     let spec_uri = &adapter.spec.source.uri;
     let (current, candidate) = (status.current_revision, status.candidate_revision);
-    let (digest, uri) = match stage {
-        Stage::Current => (current?, status.current_uri.as_ref().unwrap_or(spec_uri)),
-        Stage::Candidate => (candidate.filter(|candidate| current != Some(*candidate))?, spec_uri),
+    let (digest, uri, base_digest) = match stage {
+        Stage::Current => (current?, status.current_uri.as_ref().unwrap_or(spec_uri), status.current_base_digest),
+        Stage::Candidate => {
+            let candidate = candidate.filter(|candidate| current != Some(*candidate))?;
+            (candidate, spec_uri, adapter.spec.base_model_digest)
+        }
         Stage::Retiring => {
             let retiring = status.retiring.as_ref();
             let retiring = retiring.filter(|old| Some(old.digest) != current && Some(old.digest) != candidate)?;
-            (retiring.digest, &retiring.uri)
+            (retiring.digest, &retiring.uri, retiring.base_digest)
         }
     };
     let of_spec = status.digest == Some(digest);
@@ -172,6 +177,7 @@ fn revision(adapter: &LoraAdapter, stage: Stage) -> Option<Revision> {
         namespace: adapter.namespace().unwrap_or_default(),
         digest,
         uri: uri.trim_end_matches('/').to_owned(),
+        base_digest,
         floor: match adapter.spec.warmth.floor {
             WarmthFloor::Disk => Floor::Disk,
             WarmthFloor::Host => Floor::Host,
