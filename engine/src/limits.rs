@@ -57,7 +57,7 @@ impl Default for Limits {
             upload_bytes_per_step: 64 << 20,
             age_max: Duration::from_secs(2),
             max_body_bytes: 4 << 20,
-            bodies_bytes: 64 << 20,
+            bodies_bytes: 32 << 20,
             max_placement_bytes: 64 << 20,
             drain_max: Duration::from_secs(25),
             silence_max: Duration::from_secs(60),

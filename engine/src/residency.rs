@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lorafleet_artifact::{Claims, Digest};
+use lorafleet_artifact::{Claims, Digest, Reason};
 use lorafleet_backend::HostAdapter;
 use lorafleet_backend::batch::{PageBudget, PageId, ResidentId};
 use lorafleet_crds::wire::{Floor, Tier};
@@ -267,10 +267,12 @@ impl Residency {
         self.changes += 1;
         let Some(entry) = self.entries.get_mut(&digest) else { return };
         let attempts = entry.failure.as_ref().map_or(0, |failure| failure.attempts) + 1;
-        let pause = match refusal.retry_after_seconds {
-            Some(_) => RETRY_FIRST.saturating_mul(1 << (attempts - 1).min(6)).min(RETRY_MAX),
-            // The same bytes give the same answer; only somebody who changes something can change it.
-            None => RETRY_REFUSED,
+        // What a source holds may be half uploaded, or other bytes for a moment: it is looked at again. What this process
+        // may not read stays so as long as it runs.
+        let pause = if refusal.code == Reason::SourceForbidden.as_str() {
+            RETRY_REFUSED
+        } else {
+            RETRY_FIRST.saturating_mul(1 << (attempts - 1).min(6)).min(RETRY_MAX)
         };
         entry.host = Host::Absent;
         entry.failure = Some(Failure { refusal, attempts, retry_at: now + pause });

@@ -133,6 +133,7 @@ fn assemble(config: &Config, base: LoadedBase, keys: Keys) -> anyhow::Result<(Ar
         commands: commands.clone(),
         meter: meter.clone(),
     };
+    let text_bytes_max = base.text.vocabulary().longest_bytes().saturating_mul(limits.max_model_tokens as usize);
     let room = |bytes: usize| Arc::new(Semaphore::new(bytes.div_ceil(1024)));
     // Placements: one large one, or some small ones at once.
     let (bodies, placements) = (room(limits.bodies_bytes), room(limits.max_placement_bytes));
@@ -148,6 +149,7 @@ fn assemble(config: &Config, base: LoadedBase, keys: Keys) -> anyhow::Result<(Ar
         fleet: Fleet::new(boot_id, mode, name.clone(), engine, loader, kept_at),
         text: Arc::new(base.text),
         base: Base {
+            text_bytes_max,
             name,
             digest: base.digest,
             origin: base.origin,
@@ -159,6 +161,7 @@ fn assemble(config: &Config, base: LoadedBase, keys: Keys) -> anyhow::Result<(Ar
         draining: AtomicBool::new(false),
         bodies,
         placements,
+        parsers: Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from))),
         groups: AtomicU64::new(0),
         started_unix: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
     };

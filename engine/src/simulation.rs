@@ -340,7 +340,8 @@ impl World {
             }
             Some(Err(refusal)) => {
                 let broken = client.owner == KvOwner::Adapter(digest(BROKEN));
-                let expected = if broken { &["Malformed", "ModelNotFound"][..] } else { &["ModelNotFound"][..] };
+                let of_broken = ["Malformed", "ModelNotFound", "DigestMismatch", "NotFound", "SourceForbidden"];
+                let expected = if broken { &of_broken[..] } else { &["ModelNotFound"][..] };
                 assert!(expected.contains(&refusal.code.as_ref()), "{refusal} for {:?}", client.owner);
             }
             None => {}
@@ -524,7 +525,7 @@ fn what_failed_for_an_old_enrolment_is_not_held_against_the_new_one() {
         base_digest: claim,
     };
     let other = || wanted("test://other", Some(digest(0)));
-    // Refused for good, until somebody changes something: another source, another claim, or away and back again.
+    // Refused for a while, unless somebody changes something: another source, another claim, or away and back again.
     let changes: [&dyn Fn(&mut World); 3] =
         [&|world| world.enrol_from(wanted("test://other", None)), &|world| world.enrol_from(other()), &|world| {
             world.stepper.take(Command::Change { enrol: Vec::new(), retire: vec![broken] }, world.now);
@@ -552,4 +553,29 @@ fn what_failed_for_an_old_enrolment_is_not_held_against_the_new_one() {
     assert_eq!(new, wanted("test://new", None));
     world.stepper.take(Command::Fetched(new, Ok(loaded(broken))), world.now);
     world.settle();
+}
+
+#[test]
+fn what_the_source_held_is_looked_at_again_and_what_may_not_be_read_is_not() {
+    let mut world = World::new(5, limits(), 64);
+    let broken = digest(BROKEN);
+    let mut refuse = |status: u16, code: &'static str, pause: Duration| {
+        world.now += pause;
+        world.submit(KvOwner::Adapter(broken), vec![1], 1, 1);
+        world.step();
+        let fetched = world.pending.lock().unwrap().pop();
+        let asked = fetched.is_some();
+        if let Some(wanted) = fetched {
+            world.stepper.take(Command::Fetched(wanted, Err(Refusal::new(status, code, "not yet"))), world.now);
+        }
+        world.step();
+        assert!(world.clients.is_empty(), "it is answered either way");
+        asked
+    };
+    assert!(refuse(422, "DigestMismatch", Duration::ZERO));
+    assert!(!refuse(422, "DigestMismatch", Duration::from_millis(500)));
+    assert!(refuse(422, "Malformed", Duration::from_millis(600)));
+    assert!(refuse(404, "NotFound", Duration::from_secs(61)));
+    assert!(refuse(403, "SourceForbidden", Duration::from_secs(61)));
+    assert!(!refuse(403, "SourceForbidden", Duration::from_secs(61)));
 }

@@ -139,6 +139,8 @@ async fn bodies_have_a_limit_together() {
     assert_eq!(engine.complete().await.0, 200);
     // Now it has sent nearly all.
     slow.write_all(&[b' '; 3800]).await.unwrap();
+    // Until that has come; else it is the slow one that finds no room.
+    tokio::time::sleep(Duration::from_millis(500)).await;
     let begun = Instant::now();
     let large = json!({ "prompt": [1, 2], "max_tokens": 2, "user": "x".repeat(2000) });
     let ask = async || {

@@ -6,11 +6,15 @@ use std::time::{Duration, SystemTime};
 
 use aws_credential_types::provider::{self, ProvideCredentials, future};
 use aws_sdk_s3::Client;
+use aws_sdk_s3::config::interceptors::BeforeDeserializationInterceptorContextMut;
 use aws_sdk_s3::config::retry::RetryConfig;
 use aws_sdk_s3::config::timeout::TimeoutConfig;
-use aws_sdk_s3::config::{BehaviorVersion, Region, ResponseChecksumValidation, StalledStreamProtectionConfig};
-use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
-use aws_sdk_s3::primitives::{ByteStream, DateTime};
+use aws_sdk_s3::config::{
+    BehaviorVersion, ConfigBag, Intercept, Region, ResponseChecksumValidation, RuntimeComponents,
+    StalledStreamProtectionConfig,
+};
+use aws_sdk_s3::error::{BoxError, ProvideErrorMetadata, SdkError};
+use aws_sdk_s3::primitives::{ByteStream, DateTime, SdkBody};
 use aws_smithy_http_client::tls::{Provider, rustls_provider::CryptoMode};
 use lorafleet_artifact::{SourceUri, check_file_name};
 
@@ -107,7 +111,49 @@ impl ProvideCredentials for KeyFolder {
     }
 }
 
+/// Everything but the bytes of objects: listings and errors are read whole before they are understood.
+const ANSWER_BYTES_MAX: usize = 4 << 20;
+/// Of a listing in all.
+const LISTING_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// Bounds what a store may answer.
+#[derive(Debug)]
+struct Bounded {
+    /// What is good comes as a stream, which its reader bounds.
+    errors_only: bool,
+}
+
+impl Intercept for Bounded {
+    fn name(&self) -> &'static str {
+        "Bounded"
+    }
+
+    fn modify_before_deserialization(
+        &self,
+        context: &mut BeforeDeserializationInterceptorContextMut<'_>,
+        _components: &RuntimeComponents,
+        _config: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        let answer = context.response_mut();
+        if !(self.errors_only && answer.status().is_success()) {
+            let body = std::mem::replace(answer.body_mut(), SdkBody::empty());
+            *answer.body_mut() = SdkBody::from_body_1_x(http_body_util::Limited::new(body, ANSWER_BYTES_MAX));
+        }
+        Ok(())
+    }
+}
+
 pub(crate) async fn list(client: &Client, uri: &SourceUri, limits: &ReadLimits) -> Result<Listing, SourceError> {
+    match tokio::time::timeout(LISTING_TIME_MAX, list_pages(client, uri, limits)).await {
+        Ok(listing) => listing,
+        Err(_) => {
+            let message = format!("listing '{uri}' did not end within {LISTING_TIME_MAX:?}");
+            Err(SourceError::new(ErrorKind::Timeout, message))
+        }
+    }
+}
+
+async fn list_pages(client: &Client, uri: &SourceUri, limits: &ReadLimits) -> Result<Listing, SourceError> {
     let path = uri.path();
     // The slash keeps `adapters/10` out of `adapters/1`, the delimiter keeps deeper folders out.
     let prefix = if path.is_empty() { String::new() } else { format!("{path}/") };
@@ -119,7 +165,9 @@ pub(crate) async fn list(client: &Client, uri: &SourceUri, limits: &ReadLimits) 
             .bucket(uri.authority())
             .prefix(&prefix)
             .delimiter("/")
-            .set_continuation_token(token)
+            .set_continuation_token(token.clone())
+            .customize()
+            .interceptor(Bounded { errors_only: false })
             .send()
             .await
             .map_err(|error| failed("listing", uri, error))?;
@@ -142,8 +190,12 @@ pub(crate) async fn list(client: &Client, uri: &SourceUri, limits: &ReadLimits) 
         }
         let next = page.next_continuation_token().filter(|_| page.is_truncated() == Some(true));
         match next {
-            Some(next) => token = Some(next.to_owned()),
             None => break,
+            Some(next) if page.contents().is_empty() || token.as_deref() == Some(next) => {
+                let message = format!("listing '{uri}': a page leads nowhere (an empty one, or the same once more)");
+                return Err(SourceError::new(ErrorKind::Unavailable, message));
+            }
+            Some(next) => token = Some(next.to_owned()),
         }
     }
     if files.is_empty() && !path.is_empty() {
@@ -178,6 +230,8 @@ pub(crate) async fn get(
         .key(uri.path())
         .set_range(part)
         .set_if_match(file.version.tag.clone())
+        .customize()
+        .interceptor(Bounded { errors_only: true })
         .send()
         .await
         .map_err(|error| failed("reading", &uri, error))?;

@@ -43,6 +43,9 @@ pub struct Bounds {
     pub vocabulary: u32,
     pub max_model_tokens: u32,
     pub max_choices: u32,
+    /// A longer text has more tokens than the model holds, whatever they are: it is refused before anybody counts them,
+    /// which takes a hundred times its size in memory.
+    pub text_bytes_max: usize,
 }
 
 /// OpenAI's default for the completions route.
@@ -95,7 +98,7 @@ impl Ask {
         let mut fields = Fields::parse(body)?;
         let (model, resolved) = resolve(&fields.take::<String>("model")?.unwrap_or_default())?;
         let prompts = match kind {
-            Kind::Chat => vec![chat(&mut fields, text, now_unix_s)?],
+            Kind::Chat => vec![chat(&mut fields, text, bounds, now_unix_s)?],
             Kind::Completion => prompts(&mut fields, text, bounds)?,
         };
         let choices = choices(&mut fields, prompts.len(), bounds)?;
@@ -128,7 +131,7 @@ impl Ask {
     }
 }
 
-fn chat(fields: &mut Fields, text: &Text, now_s: u64) -> Result<Arc<[u32]>, Refusal> {
+fn chat(fields: &mut Fields, text: &Text, bounds: Bounds, now_s: u64) -> Result<Arc<[u32]>, Refusal> {
     let messages: Vec<Message> = fields.take("messages")?.unwrap_or_default();
     if messages.is_empty() {
         return Err(Refusal::invalid("messages", "'messages' is missing or empty"));
@@ -136,12 +139,30 @@ fn chat(fields: &mut Fields, text: &Text, now_s: u64) -> Result<Arc<[u32]>, Refu
     let variables: BTreeMap<String, TemplateValue> = fields.take("chat_template_kwargs")?.unwrap_or_default();
     let add_generation_prompt = fields.take("add_generation_prompt")?.unwrap_or(true);
     let chat = Chat { messages, tools: None, add_generation_prompt, variables, now_s };
-    text.encode_chat(&chat).map(Arc::from).map_err(|error| text_refusal("messages", &error))
+    let refused = |error: TextError| text_refusal("messages", &error);
+    let rendered = text.render_chat(&chat).map_err(refused)?;
+    check_text("messages", &rendered, bounds)?;
+    text.encode_rendered(&rendered).map(Arc::from).map_err(refused)
+}
+
+fn check_text(param: &'static str, text: &str, bounds: Bounds) -> Result<(), Refusal> {
+    let (bytes, most) = (text.len(), bounds.text_bytes_max);
+    if bytes <= most {
+        return Ok(());
+    }
+    let message = format!(
+        "the prompt has {bytes} bytes: more than the {most} of the longest prompt of {} tokens, which the model holds",
+        bounds.max_model_tokens
+    );
+    Err(Refusal { code: "ContextTooLong".into(), ..Refusal::invalid(param, message) })
 }
 
 fn prompts(fields: &mut Fields, text: &Text, bounds: Bounds) -> Result<Vec<Arc<[u32]>>, Refusal> {
     let missing = || Refusal::invalid("prompt", "'prompt' is missing or empty");
-    let encode = |prompt: &String| text.encode(prompt).map_err(|error| text_refusal("prompt", &error));
+    let encode = |prompt: &String| {
+        check_text("prompt", prompt, bounds)?;
+        text.encode(prompt).map_err(|error| text_refusal("prompt", &error))
+    };
     let prompts = match fields.take::<Prompt>("prompt")?.ok_or_else(missing)? {
         Prompt::Text(prompt) => vec![encode(&prompt)?],
         // An empty list fits both; either way there is nothing to complete.

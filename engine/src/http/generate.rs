@@ -53,12 +53,16 @@ async fn run(app: Arc<App>, kind: Kind, request: Request<Body>) -> Result<Respon
 
 /// Templates and tokenizers take their time over long texts, so they do not run on the threads that stream.
 async fn parse(app: Arc<App>, kind: Kind, received: Received) -> Result<Ask, Refusal> {
+    // As many at once as there are cores; it counts until it ends, also if the client is gone. Never closed.
+    let turn = app.parsers.clone().acquire_owned().await;
     let parsed = tokio::task::spawn_blocking(move || {
+        let _turn = turn;
         let limits = &app.fleet.engine().limits;
         let bounds = Bounds {
             vocabulary: app.base.vocabulary,
             max_model_tokens: limits.max_model_tokens,
             max_choices: limits.max_choices,
+            text_bytes_max: app.base.text_bytes_max,
         };
         let resolve = |model: &str| {
             let name = if model.is_empty() { &app.base.name } else { model };

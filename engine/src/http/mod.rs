@@ -42,6 +42,8 @@ pub struct App {
     /// KiB that the bodies of requests may take together until they are understood; placements apart.
     pub bodies: Arc<Semaphore>,
     pub placements: Arc<Semaphore>,
+    /// Requests that may be made into tokens at once.
+    pub parsers: Arc<Semaphore>,
     /// Numbers the prompts, so that choices of one prompt can share its pages.
     pub groups: AtomicU64,
     /// Seconds since 1970.
@@ -56,6 +58,8 @@ pub struct Base {
     /// Where its files were at this start.
     pub origin: lorafleet_crds::wire::Tier,
     pub vocabulary: u32,
+    /// No longer text fits the context.
+    pub text_bytes_max: usize,
     /// What the model was made for; `Limits::max_model_tokens` is what is served.
     pub context: u32,
 }

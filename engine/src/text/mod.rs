@@ -79,6 +79,14 @@ impl Text {
         self.tokenizer.encode(&self.render_chat(chat)?, false)
     }
 
+    /// Token ids of a conversation that is rendered already.
+    ///
+    /// # Errors
+    /// As [`Text::encode`].
+    pub fn encode_rendered(&self, rendered: &str) -> Result<Vec<u32>, TextError> {
+        self.tokenizer.encode(rendered, false)
+    }
+
     /// A conversation as the one text that the model was trained on.
     ///
     /// # Errors

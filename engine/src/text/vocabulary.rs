@@ -63,6 +63,13 @@ impl Vocabulary {
         table
     }
 
+    /// Bytes of the longest token; at least 1.
+    pub fn longest_bytes(&self) -> usize {
+        let starts = [0].into_iter().chain(self.ends.iter().copied());
+        let longest = starts.zip(&self.ends).map(|(start, end)| end.saturating_sub(start)).max();
+        longest.map_or(1, |bytes| bytes.max(1) as usize)
+    }
+
     /// Number of tokens with an entry.
     pub fn len(&self) -> usize {
         self.ends.len()

@@ -207,3 +207,19 @@ async fn what_is_not_served_is_refused_by_name_and_what_changes_nothing_is_taken
     let broken = server.client.post(server.url.clone() + "/v1/completions").body("{").send().await.unwrap();
     assert_eq!(broken.status(), 400);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_text_that_cannot_fit_is_refused_before_it_is_counted() {
+    let server = Server::start("base", &[]).await;
+    let long = "x".repeat(2_000_000);
+    let messages = json!([{ "role": "user", "content": long }]);
+    for (route, body) in [
+        ("/v1/completions", json!({ "prompt": long })),
+        ("/v1/completions", json!({ "prompt": ["short", long] })),
+        ("/v1/chat/completions", json!({ "messages": messages })),
+    ] {
+        let reply = server.post(route, &body).await;
+        assert!(reply.1["error"]["message"].as_str().unwrap().contains(" bytes: more than"), "{}", reply.1);
+        assert_error(reply, 400, "ContextTooLong");
+    }
+}

@@ -1,0 +1,87 @@
+//! A store that answers without end: errors in bounded time and memory.
+
+#![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+mod support;
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use lorafleet_source::ErrorKind;
+use support::{quick_limits, sources_at, uri};
+
+/// Answers every request by `answer`, which gets the number of the request; counts the bytes that were taken.
+fn store(answer: impl Fn(u64, &mut TcpStream, &AtomicU64) + Send + Sync + 'static) -> (SocketAddr, Arc<AtomicU64>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (taken, answer) = (Arc::new(AtomicU64::new(0)), Arc::new(answer));
+    let counted = taken.clone();
+    std::thread::spawn(move || {
+        for (number, stream) in listener.incoming().enumerate() {
+            let (mut stream, answer, counted) = (stream.unwrap(), answer.clone(), counted.clone());
+            std::thread::spawn(move || {
+                let mut head = Vec::new();
+                let mut piece = [0; 4096];
+                while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+                    match stream.read(&mut piece) {
+                        Ok(0) | Err(_) => return,
+                        Ok(read) => head.extend_from_slice(&piece[..read]),
+                    }
+                }
+                answer(number as u64, &mut stream, &counted);
+            });
+        }
+    });
+    (address, taken)
+}
+
+/// A head that announces 4 GB, then bytes for as long as somebody takes them.
+fn endless(status: &'static str) -> impl Fn(u64, &mut TcpStream, &AtomicU64) + Send + Sync {
+    move |_, stream, taken| {
+        let head = format!("HTTP/1.1 {status}\r\ncontent-type: application/xml\r\ncontent-length: 4000000000\r\n\r\n<");
+        let _ = stream.write_all(head.as_bytes());
+        let piece = vec![b'x'; 1 << 20];
+        for _ in 0..4000 {
+            if stream.write_all(&piece).is_err() {
+                return;
+            }
+            taken.fetch_add(piece.len() as u64, Ordering::Relaxed);
+        }
+    }
+}
+
+fn page(contents: &str, token: &str) -> String {
+    let body = format!(
+        "<?xml version=\"1.0\"?><ListBucketResult><IsTruncated>true</IsTruncated>{contents}\
+         <NextContinuationToken>{token}</NextContinuationToken></ListBucketResult>"
+    );
+    format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}", body.len())
+}
+
+#[tokio::test]
+async fn answers_without_end_are_cut() {
+    for status in ["200 OK", "403 Forbidden", "500 Internal Server Error"] {
+        let (address, taken) = store(endless(status));
+        let error = sources_at(address, &["s3://b"], quick_limits()).list(&uri("s3://b/x")).await.unwrap_err();
+        let bytes = taken.load(Ordering::Relaxed);
+        // Each attempt takes the limit, and what the kernel's buffers hold.
+        assert!(bytes < 100 << 20, "{status}: {bytes} bytes were taken, {error}");
+    }
+}
+
+#[tokio::test]
+async fn listings_that_lead_nowhere_are_ended() {
+    let contents = |number: u64| format!("<Contents><Key>x/f{number}</Key><Size>1</Size></Contents>");
+    for repeats in [true, false] {
+        let (address, _) = store(move |number, stream, _| {
+            let answer = if repeats { page(&contents(number), "same") } else { page("", &format!("t{number}")) };
+            let _ = stream.write_all(answer.as_bytes());
+        });
+        let sources = sources_at(address, &["s3://b"], quick_limits());
+        let error = sources.list(&uri("s3://b/x")).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Unavailable, "{error}");
+        assert!(error.to_string().contains("leads nowhere"), "{error}");
+    }
+}
