@@ -164,13 +164,19 @@ async fn loading_in_place_changes_what_new_requests_get() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_is_told_to_end_finishes_what_runs_and_takes_nothing_new() {
     let mut server = Server::start("base", &[]).await;
-    let stream = server.stream("base", &json!([1, 2]), 500).await;
+    // Enough work that a busy machine still looks before the end of it.
+    let mut streams = Vec::new();
+    for first in 1..=8 {
+        streams.push(server.stream("base", &json!([first, 2]), 500).await);
+    }
     let killed = std::process::Command::new("kill").arg(server.process.id().to_string()).status().unwrap();
     assert!(killed.success());
     server.until("draining", async || server.get("/readyz").await.0 == 503).await;
     assert_error(server.complete("base", &json!([1]), 1).await, 503, "Draining");
-    let text = stream.text().await.unwrap();
-    assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+    for stream in streams {
+        let text = stream.text().await.unwrap();
+        assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+    }
     let begun = Instant::now();
     while server.process.try_wait().unwrap().is_none() {
         assert!(begun.elapsed() < Duration::from_secs(5), "it does not end");
