@@ -15,17 +15,25 @@ const FUNCTION_LINES_MAX: usize = 100;
 const NOT_READ: [&str; 8] = [".lock", ".sum", ".safetensors", ".gguf", ".png", ".npy", ".fatbin", ".zst"];
 
 /// Who may depend on whom, as docs/decisions/0001 draws it; `e2e` sees all.
-const ARROWS: [(&str, &[&str]); 9] = [
+const ARROWS: [(&str, &[&str]); 10] = [
     ("lorafleet-artifact", &[]),
     ("lorafleet-crds", &["lorafleet-artifact"]),
+    ("lorafleet-listen", &[]),
     ("lorafleet-source", &["lorafleet-artifact"]),
     ("lorafleet-operator", &["lorafleet-artifact", "lorafleet-crds", "lorafleet-source"]),
-    ("lorafleet-gateway", &["lorafleet-artifact", "lorafleet-crds"]),
+    ("lorafleet-gateway", &["lorafleet-artifact", "lorafleet-crds", "lorafleet-listen"]),
     ("lorafleet-backend", &["lorafleet-artifact"]),
     ("lorafleet-cpu", &["lorafleet-artifact", "lorafleet-backend"]),
     (
         "lorafleet-engine",
-        &["lorafleet-artifact", "lorafleet-backend", "lorafleet-cpu", "lorafleet-crds", "lorafleet-source"],
+        &[
+            "lorafleet-artifact",
+            "lorafleet-backend",
+            "lorafleet-cpu",
+            "lorafleet-crds",
+            "lorafleet-listen",
+            "lorafleet-source",
+        ],
     ),
     ("lorafleet-kernels", &[]),
 ];

@@ -53,40 +53,40 @@ pub struct Flags {
     #[arg(long, env = "LORAFLEET_CONFIG")]
     #[serde(skip)]
     pub config: Option<PathBuf>,
-    /// Distinct adapters in one batch.
+    /// Distinct adapters in one batch [default: 8].
     #[arg(long, env = "LORAFLEET_MAX_ADAPTERS_PER_BATCH")]
     pub max_adapters_per_batch: Option<u32>,
-    /// Largest rank that is accepted.
+    /// Largest rank that is accepted [default: 256].
     #[arg(long, env = "LORAFLEET_MAX_RANK")]
     pub max_rank: Option<u32>,
-    /// Sequences that run at once.
+    /// Sequences that run at once [default: 32].
     #[arg(long, env = "LORAFLEET_MAX_SEQUENCES")]
     pub max_sequences: Option<u32>,
-    /// Tokens of one step, prompts and answers together.
+    /// Tokens of one step, prompts and answers together [default: 256].
     #[arg(long, env = "LORAFLEET_MAX_STEP_TOKENS")]
     pub max_step_tokens: Option<u32>,
-    /// Prompt and answer of one sequence; the model's own context if not given.
+    /// Prompt and answer of one sequence [default: the model's context, or what the pages hold if that is less].
     #[arg(long, env = "LORAFLEET_MAX_MODEL_TOKENS")]
     pub max_model_tokens: Option<u32>,
-    /// Sequences that wait or run before clients are told to come back later.
+    /// Sequences that wait or run before clients are told to come back later [default: 1024].
     #[arg(long, env = "LORAFLEET_MAX_QUEUED")]
     pub max_queued: Option<u32>,
-    /// Bytes for keys, values and adapters of the running batch.
+    /// Bytes for keys, values and adapters of the running batch [default: a quarter of the memory, 64 MiB to 4 GiB].
     #[arg(long, env = "LORAFLEET_PAGE_BUDGET")]
     pub page_budget: Option<u64>,
-    /// Bytes of host memory for adapters.
+    /// Bytes of host memory for adapters [default: an eighth of the memory, 64 MiB to 16 GiB].
     #[arg(long, env = "LORAFLEET_HOST_CACHE")]
     pub host_cache: Option<u64>,
-    /// DIR,BYTES: folder for verified adapters and for the last placement.
+    /// DIR,BYTES: folder for verified adapters, a fetched model and the last placement [default: none, nothing is kept].
     #[arg(long, env = "LORAFLEET_DISK_CACHE")]
     pub disk_cache: Option<String>,
-    /// Compute threads; all cores if not given.
+    /// Compute threads [default: all cores].
     #[arg(long, env = "LORAFLEET_THREADS")]
     pub threads: Option<NonZeroUsize>,
-    /// Longest wait, in milliseconds, of a request that lacks only a place for its adapter.
+    /// Longest wait, in milliseconds, of a request that lacks only a place for its adapter [default: 2000].
     #[arg(long, env = "LORAFLEET_AGE_MS_MAX")]
     pub age_ms_max: Option<u64>,
-    /// How long, in seconds, running requests may go on after SIGTERM.
+    /// How long, in seconds, running requests may go on after SIGTERM [default: 25].
     #[arg(long, env = "LORAFLEET_DRAIN_SECONDS_MAX")]
     pub drain_seconds_max: Option<u64>,
     /// Digest that counts as this base beside its own; may be given several times.
@@ -350,6 +350,25 @@ mod tests {
             }
             (Err(error), Err(expected)) => assert!(error.contains(expected), "{toml}: {error}"),
             (found, expected) => panic!("{toml}: {found:?}, expected {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn help_names_the_defaults() {
+        let command = <Flags as Args>::augment_args(clap::Command::new("serve"));
+        let limits = Limits::default();
+        for (name, default) in [
+            ("max_adapters_per_batch", u64::from(limits.max_adapters_per_batch)),
+            ("max_rank", limits.max_rank.into()),
+            ("max_sequences", limits.max_sequences.into()),
+            ("max_step_tokens", limits.max_step_tokens.into()),
+            ("max_queued", limits.max_queued.into()),
+            ("age_ms_max", limits.age_max.as_secs() * 1000),
+            ("drain_seconds_max", limits.drain_max.as_secs()),
+        ] {
+            let argument = command.get_arguments().find(|argument| argument.get_id() == name).unwrap();
+            let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.contains(&format!("[default: {default}]")), "{name}: {help}");
         }
     }
 

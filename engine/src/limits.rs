@@ -29,6 +29,13 @@ pub struct Limits {
     pub upload_bytes_per_step: u64,
     /// After this wait, a sequence that lacks only a place for its adapter gets one from whoever has held it longest.
     pub age_max: Duration,
+    /// Connections that are open at once; more wait to be accepted.
+    pub max_connections: usize,
+    /// How long the head of a connection's next request may take, and so how long an idle one stays: longer than gateways
+    /// and load balancers keep theirs.
+    pub head_time_max: Duration,
+    /// How long a client may leave bytes of an answer unread before it is taken for gone.
+    pub write_time_max: Duration,
     /// Body of a request in bytes.
     pub max_body_bytes: usize,
     /// Bodies of all requests that are being read, together.
@@ -56,6 +63,9 @@ impl Default for Limits {
             host_cache_bytes: 256 << 20,
             upload_bytes_per_step: 64 << 20,
             age_max: Duration::from_secs(2),
+            max_connections: 4096,
+            head_time_max: Duration::from_secs(75),
+            write_time_max: Duration::from_secs(60),
             max_body_bytes: 4 << 20,
             bodies_bytes: 32 << 20,
             max_placement_bytes: 64 << 20,

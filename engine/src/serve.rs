@@ -6,11 +6,11 @@ use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail};
-use axum::serve::ListenerExt as _;
 use lorafleet_crds::wire::LoadRequest;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
+use tokio_util::sync::CancellationToken;
 
 use crate::base::{self, LoadedBase};
 use crate::config::Config;
@@ -64,31 +64,28 @@ pub async fn serve_base(config: Config, keys: Keys, listener: TcpListener, base:
         boot_id = app.fleet.boot_id,
         "serving"
     );
-    let (stop, stopped) = watch::channel(false);
-    let listener = listener.tap_io(|stream| {
-        // Tokens are small and shall leave at once.
-        let _ = stream.set_nodelay(true);
-    });
-    let server = axum::serve(listener, router(app.clone())).with_graceful_shutdown(wait_for(stopped));
-    let mut server = tokio::spawn(server.into_future());
+    let limits = &app.fleet.engine().limits;
+    let bounds = lorafleet_listen::Bounds {
+        connections: limits.max_connections,
+        head_time: limits.head_time_max,
+        write_time: limits.write_time_max,
+    };
+    let stop = CancellationToken::new();
+    let serving = lorafleet_listen::serve(listener, router(app.clone()), bounds, |_| (), stop.clone());
+    let mut server = tokio::spawn(serving);
     tokio::select! {
-        ended = &mut server => ended??,
+        ended = &mut server => ended?,
         drained = drain_at_signal(&app) => drained?,
         // Nothing could be answered any more: whoever started the process shall start it again.
         _ = died => bail!("the step thread has ended"),
     }
-    stop.send_replace(true);
+    stop.cancel();
     let _ = tokio::time::timeout(CLOSE_TIME_MAX, server).await;
     // The thread may have ended by itself, with its end of the channel.
     let _ = commands.try_send(Command::Stop);
     let _ = tokio::task::spawn_blocking(move || thread.join()).await;
     tracing::info!("ended");
     Ok(())
-}
-
-async fn wait_for(mut stopped: watch::Receiver<bool>) {
-    // An error means that nobody can say so any more, which is the same.
-    let _ = stopped.wait_for(|stopped| *stopped).await;
 }
 
 async fn drain_at_signal(app: &App) -> anyhow::Result<()> {

@@ -11,7 +11,6 @@ pub mod run;
 
 pub mod front;
 pub mod health;
-pub mod listen;
 
 pub mod body;
 pub mod headers;

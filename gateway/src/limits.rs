@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
+use lorafleet_listen::Bounds;
 
 /// A limit on everything that a client or a pod could make grow.
 #[derive(Args, Clone, Debug)]
@@ -62,6 +63,17 @@ pub struct Limits {
     /// Adapters that have metric series of their own; the others are counted together as `other`.
     #[arg(long, env = "LORAFLEET_MAX_METRIC_MODELS", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub max_metric_models: u32,
+}
+
+impl Limits {
+    /// Those of a connection.
+    pub fn of_connections(&self) -> Bounds {
+        Bounds {
+            connections: self.max_connections as usize,
+            head_time: self.head_timeout_seconds,
+            write_time: self.write_timeout_seconds,
+        }
+    }
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -19,9 +19,9 @@ use crate::health::{self, Health};
 use crate::limits::Limits;
 use crate::load::InFlight;
 use crate::metrics::Metrics;
+use crate::secret_files;
 use crate::sources::{Sources, keep_up_to_date};
 use crate::upstream::Upstream;
-use crate::{listen, secret_files};
 
 /// Time for the last error events to leave once the time to drain is over.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -90,7 +90,10 @@ pub async fn serve_until_told(
     let serving = tokio::spawn({
         let (routes, metrics) = (front::routes(Arc::clone(gateway)), Arc::clone(&gateway.metrics));
         let (limits, drain) = (limits.clone(), drain.clone());
-        async move { listen::serve(listener, routes, &limits, metrics, drain).await }
+        async move {
+            let count = move |change| metrics.connections.add(change);
+            lorafleet_listen::serve(listener, routes, limits.of_connections(), count, drain).await;
+        }
     });
     tokio::select! {
         _ = terminate.recv() => {}

@@ -151,7 +151,7 @@ fn check_text(param: &'static str, text: &str, bounds: Bounds) -> Result<(), Ref
         return Ok(());
     }
     let message = format!(
-        "the prompt has {bytes} bytes: more than the {most} of the longest prompt of {} tokens, which the model holds",
+        "the prompt has {bytes} bytes: more than the {most} of the longest prompt of {} tokens, which is what this server holds",
         bounds.max_model_tokens
     );
     Err(Refusal { code: "ContextTooLong".into(), ..Refusal::invalid(param, message) })
@@ -294,7 +294,7 @@ fn fitted(params: &Params, prompt: usize, max_tokens: Option<u32>, bounds: Bound
     if left == 0 || wanted > left {
         let answer = max_tokens.unwrap_or(1);
         let message =
-            format!("the prompt has {prompt} tokens and the answer up to {answer}, the model holds {most} in all");
+            format!("the prompt has {prompt} tokens and the answer up to {answer}, this server holds {most} in all");
         return Err(Refusal { code: "ContextTooLong".into(), ..Refusal::invalid("max_tokens", message) });
     }
     Ok(Arc::new(Params { max_tokens: wanted, as_many_as_fit: max_tokens.is_none(), ..params.clone() }))

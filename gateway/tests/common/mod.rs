@@ -20,7 +20,6 @@ use lorafleet_crds::wire::{AdapterState, Load, Role, Tier};
 use lorafleet_gateway::fleet::Fleet;
 use lorafleet_gateway::front::{self, Gateway, Secrets};
 use lorafleet_gateway::limits::Limits;
-use lorafleet_gateway::listen;
 use lorafleet_gateway::load::InFlight;
 use lorafleet_gateway::metrics::Metrics;
 use lorafleet_gateway::upstream::Upstream;
@@ -289,7 +288,10 @@ pub async fn front_with(
     let serving = tokio::spawn({
         let (routes, metrics) = (front::routes(Arc::clone(&gateway)), Arc::clone(&gateway.metrics));
         let drain = drain.clone();
-        async move { listen::serve(listener, routes, &limits, metrics, drain).await }
+        async move {
+            let count = move |change| metrics.connections.add(change);
+            lorafleet_listen::serve(listener, routes, limits.of_connections(), count, drain).await;
+        }
     });
     Front { gateway, address, drain, serving }
 }

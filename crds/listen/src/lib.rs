@@ -17,27 +17,37 @@ use tokio::time::{Instant, Sleep, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::limits::Limits;
-use crate::metrics::Metrics;
-
 /// Bytes of a request's head.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 const HEADERS_MAX: usize = 128;
 
+/// What one client may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Connections that are open at once.
+    pub connections: usize,
+    /// Time until the head of the next request has come whole, and so the age of an idle connection. Longer than
+    /// clients of ours keep one idle, or they would write into connections that are being closed.
+    pub head_time: Duration,
+    /// Time in which the client takes no byte.
+    pub write_time: Duration,
+}
+
 /// Serves `routes` until `drain`; then takes no more connections, lets each end its request, and returns when all have.
+/// `changed` hears +1 and -1 as connections come and go.
 pub async fn serve(
     listener: TcpListener,
     routes: Router,
-    limits: &Limits,
-    metrics: Arc<Metrics>,
+    bounds: Bounds,
+    changed: impl Fn(i64) + Clone + Send + 'static,
     drain: CancellationToken,
 ) {
     let connections = TaskTracker::new();
-    let places = Arc::new(Semaphore::new(limits.max_connections as usize));
+    let places = Arc::new(Semaphore::new(bounds.connections.min(Semaphore::MAX_PERMITS)));
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(limits.head_timeout_seconds)
+        .header_read_timeout(bounds.head_time)
         .max_header_size(HEAD_BYTES_MAX)
         .max_headers(HEADERS_MAX);
     loop {
@@ -51,11 +61,11 @@ pub async fn serve(
         };
         let service = TowerToHyperService::new(routes.clone());
         let builder = builder.clone();
-        let (metrics, drain, write_timeout) = (Arc::clone(&metrics), drain.clone(), limits.write_timeout_seconds);
+        let (changed, drain) = (changed.clone(), drain.clone());
         connections.spawn(async move {
             let _place = place;
-            metrics.connections.inc();
-            let io = TokioIo::new(WriteTimeout::new(stream, write_timeout));
+            changed(1);
+            let io = TokioIo::new(WriteTimeout::new(stream, bounds.write_time));
             let mut connection = pin!(builder.serve_connection(io, service));
             let ended = tokio::select! {
                 ended = connection.as_mut() => ended,
@@ -67,7 +77,7 @@ pub async fn serve(
             if let Err(error) = ended {
                 tracing::debug!(%error, "a client connection broke");
             }
-            metrics.connections.dec();
+            changed(-1);
         });
     }
     drop(listener);
