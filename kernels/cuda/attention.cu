@@ -8,28 +8,9 @@
 // Limits: head_dim 64, 80, 96, 128 or 256; page_tokens a multiple of 16; at most 16 query heads to a KV head. Scores, sums and
 // outputs in f32; probabilities are rounded to the element type. Tokens behind the last are never multiplied, whatever they hold.
 // Bound (decode): bytes of K and V.
-#include "kv.cuh"
+#include "attention.cuh"
 
 constexpr int WARPS = 4, LINES = 16;
-
-struct Tile {
-  u32 row;       // of the batch: the first token's
-  u32 tokens;    // tokens * heads per KV head is at most 16
-  int position;  // of the first token
-  u32 list;      // where the sequence's page list starts
-};
-
-struct Attention {
-  const u16* q;          // rows of stride_q
-  u16* y;                // rows of query_heads * head_dim
-  const Tile* tiles;
-  float* parts;          // [tile][KV head][split][line][head_dim], then maximum and sum of every line
-  Kv kv;
-  u32 query_heads, stride_q;
-  u32 splits, window;    // window: how many tokens back a token sees, itself included; 0: all
-  float scale, soft_cap; // soft_cap: 0 for none
-  u32 tile_count, unused;
-};
 
 DEVICE float* part_of(const Attention& P, u32 tile, u32 head, u32 split, u32 dim) {
   return P.parts + (((u64)tile * P.kv.heads + head) * P.splits + split) * (LINES * (dim + 2));

@@ -11,28 +11,10 @@
 // sequence. Scores, sums and outputs in f32; probabilities are rounded to the element type. Tokens behind the last are zeros here.
 // Bound: 4 head_dim operations for each line and token that it sees.
 #include "async.cuh"
-#include "kv.cuh"
+#include "attention.cuh"
+#include "turn.cuh"
 
 constexpr int BLOCK = 128, STAGES = 2, CONSUMERS = 256, PART = 128 * 128;      // PART: bytes of 64 dimensions
-
-struct Tile {
-  u32 row;       // of the batch: the first token's
-  u32 tokens;    // tokens * heads per KV head is at most 128
-  int position;  // of the first token
-  u32 list;      // where the sequence's page list starts
-};
-
-struct Attention {
-  const u16* q;          // rows of stride_q
-  u16* y;                // rows of query_heads * head_dim
-  const Tile* tiles;
-  float* parts;          // unused
-  Kv kv;
-  u32 query_heads, stride_q;
-  u32 splits, window;    // window: how many tokens back a token sees, itself included; 0: all
-  float scale, soft_cap; // soft_cap: 0 for none
-  u32 tile_count, unused;
-};
 
 // ---- copies, and products of a warpgroup
 
@@ -179,19 +161,6 @@ template <class T, int D> struct Lines {
     for (int i = 0; i < D / 2; i++) o[i] *= keep[i >> 1 & 1];
   }
 };
-
-// Lane q of four gets piece q of each of the four: pieces[i] of lane k becomes part k of lane i.
-DEVICE uint4 turn(const u32 (&pieces)[4]) {
-  const int q = threadIdx.x & 3;
-  const bool high = q & 2, odd = q & 1;
-  const u32 x0 = high ? pieces[2] : pieces[0], x1 = high ? pieces[3] : pieces[1];
-  const u32 y0 = __shfl_xor_sync(0xffffffffu, high ? pieces[0] : pieces[2], 2);
-  const u32 y1 = __shfl_xor_sync(0xffffffffu, high ? pieces[1] : pieces[3], 2);
-  const u32 x = odd ? x1 : x0, y = odd ? y1 : y0;
-  const u32 u = __shfl_xor_sync(0xffffffffu, odd ? x0 : x1, 1), v = __shfl_xor_sync(0xffffffffu, odd ? y0 : y1, 1);
-  const u32 mine[2] = {odd ? u : x, odd ? x : u}, other[2] = {odd ? v : y, odd ? y : v};
-  return high ? make_uint4(other[0], other[1], mine[0], mine[1]) : make_uint4(mine[0], mine[1], other[0], other[1]);
-}
 
 template <class T, int D> DEVICE void attention_chunk(const Attention& P) {
   constexpr u32 BLOCK_BYTES = D / 64 * PART;
