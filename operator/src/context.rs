@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{Patch, PatchParams};
 use kube::core::NamespaceResourceScope;
 use kube::runtime::events::{Event, EventType, Recorder};
-use kube::{Api, Client, Resource};
+use kube::{Api, Client, Resource, ResourceExt};
 use lorafleet_artifact::Reason;
 use lorafleet_crds::PoolPlacement;
 use lorafleet_crds::condition::{Cause, ConditionType, find};
@@ -59,6 +59,16 @@ impl ApiError {
     }
 }
 
+impl ApiError {
+    /// What was being done, and the API server's own words if it is what refused.
+    pub fn words(&self) -> String {
+        match self.source.as_ref() {
+            kube::Error::Api(status) => format!("{}: {}", self.doing, status.message),
+            other => format!("{}: {other}", self.doing),
+        }
+    }
+}
+
 impl Context {
     /// Writes a status with server-side apply, as the one owner of what it holds.
     pub async fn write_status<K, S>(&self, object: &K, manager: &str, status: &S) -> Result<(), ApiError>
@@ -102,9 +112,10 @@ impl Context {
         }
     }
 
-    /// Counts the objects by the status of their condition Ready.
+    /// Counts the objects by the status of their condition Ready, and the pods that each pool asks for.
     pub fn count_objects(&self) {
         self.metrics.objects.reset();
+        self.metrics.desired_replicas.reset();
         let stores = &self.stores;
         let ready = |conditions: Option<&Vec<Condition>>| {
             let ready = conditions.and_then(|conditions| find(conditions, ConditionType::Ready));
@@ -119,6 +130,8 @@ impl Context {
         }
         for pool in stores.pools.state() {
             count("ServingPool", ready(pool.status.as_ref().map(|status| &status.conditions)));
+            let labels = [pool.namespace().unwrap_or_default(), pool.name_any()];
+            self.metrics.desired_replicas.with_label_values(&labels).set(pool.spec.replicas.into());
         }
     }
 

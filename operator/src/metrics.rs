@@ -21,6 +21,8 @@ pub struct Metrics {
     pub looks: IntCounterVec,
     /// Objects by kind and the status of their condition Ready.
     pub objects: IntGaugeVec,
+    /// Engine pods that shall be, by pool.
+    pub desired_replicas: IntGaugeVec,
     /// 1 while this operator is the leader.
     pub leader: IntGauge,
 }
@@ -44,15 +46,30 @@ impl Metrics {
         let buckets = prometheus::exponential_buckets(0.001, 4.0, 8)?;
         let opts = HistogramOpts::new("lorafleet_operator_reconcile_seconds", "Seconds of one reconcile.");
         let reconcile_seconds = HistogramVec::new(opts.buckets(buckets), &["controller"])?;
-        let objects = IntGaugeVec::new(
-            Opts::new("lorafleet_objects", "Objects by kind and status of their condition Ready."),
-            &["kind", "ready"],
-        )?;
+        let gauge = |name: &str, help: &str, labels: &[&str]| -> prometheus::Result<IntGaugeVec> {
+            let metric = IntGaugeVec::new(Opts::new(name, help), labels)?;
+            registry.register(Box::new(metric.clone()))?;
+            Ok(metric)
+        };
+        let objects =
+            gauge("lorafleet_objects", "Objects by kind and status of their condition Ready.", &["kind", "ready"])?;
+        let desired_replicas =
+            gauge("lorafleet_pool_desired_replicas", "Engine pods that shall be.", &["namespace", "pool"])?;
         let leader = IntGauge::new("lorafleet_operator_leader", "1 while this operator is the leader.")?;
         registry.register(Box::new(reconcile_seconds.clone()))?;
-        registry.register(Box::new(objects.clone()))?;
         registry.register(Box::new(leader.clone()))?;
-        Ok(Self { registry, reconciles, reconcile_seconds, writes, engine_requests, reads, looks, objects, leader })
+        Ok(Self {
+            registry,
+            reconciles,
+            reconcile_seconds,
+            writes,
+            engine_requests,
+            reads,
+            looks,
+            objects,
+            desired_replicas,
+            leader,
+        })
     }
 
     /// In the text format.

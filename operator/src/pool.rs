@@ -44,7 +44,7 @@ async fn pass(pool: &ServingPool, context: &Context) -> Result<Action, ApiError>
     }
     let seen = observe::observe(pool, context).await?;
     let plan = plan(&seen.observed);
-    let applied = apply::apply(pool, &seen, &plan, context).await?;
+    let applied = apply::apply(pool, &seen, &plan, context).await;
     show(pool, &plan, context);
     let (status, pace) = status(&seen.observed, &plan, &applied, Timestamp::now());
     if pool.status.as_ref() != Some(&status) {

@@ -17,7 +17,7 @@ use lorafleet_crds::{BaseModel, ServingPool, names};
 use super::config_map::{
     CACHE_FOLDER, CONFIG_FILE, CONFIG_FOLDER, KEYS_FOLDER, SOURCES_FOLDER, credentials, volume_bytes,
 };
-use super::{Defaults, ENGINE_PORT, container_security, labels, metadata, pod_security, selector};
+use super::{Defaults, ENGINE_PORT, LAST_WORDS, container_security, labels, metadata, pod_security, selector};
 use crate::hash::short_hash;
 
 /// Seconds that running requests have before a pod is killed.
@@ -107,6 +107,7 @@ fn container(pool: &ServingPool, mounts: Vec<VolumeMount>, defaults: &Defaults) 
         liveness_probe: Some(probe("/healthz", 10, 6)),
         readiness_probe: Some(probe("/readyz", 1, 2)),
         volume_mounts: Some(mounts),
+        termination_message_policy: Some(LAST_WORDS.to_owned()),
         ..Container::default()
     }
 }

@@ -14,7 +14,8 @@ use lorafleet_crds::{ServingPool, names};
 use super::config_map::KEYS_FOLDER;
 use super::engine_deployment::{mount, secret};
 use super::{
-    Defaults, GATEWAY_METRICS_PORT, GATEWAY_PORT, container_security, labels, metadata, pod_security, selector,
+    Defaults, GATEWAY_METRICS_PORT, GATEWAY_PORT, LAST_WORDS, container_security, labels, metadata, pod_security,
+    selector,
 };
 
 const CLIENTS_FOLDER: &str = "/etc/lorafleet/clients";
@@ -87,6 +88,7 @@ fn container(pool: &ServingPool, mounts: Vec<VolumeMount>, defaults: &Defaults) 
         liveness_probe: Some(probe("/healthz", 10, 6)),
         readiness_probe: Some(probe("/readyz", 1, 2)),
         volume_mounts: Some(mounts),
+        termination_message_policy: Some(LAST_WORDS.to_owned()),
         ..Container::default()
     }
 }

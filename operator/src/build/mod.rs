@@ -36,6 +36,9 @@ pub const ENGINE_PORT: i32 = 8000;
 pub const GATEWAY_PORT: i32 = 8080;
 pub const GATEWAY_METRICS_PORT: i32 = 8081;
 
+/// Where a container that ends with an error leaves its reason: the end of its log, which the pool's status then repeats.
+const LAST_WORDS: &str = "FallbackToLogsOnError";
+
 /// User and group of every container that the operator makes.
 const USER: i64 = 65532;
 

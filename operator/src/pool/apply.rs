@@ -21,29 +21,37 @@ use super::plan::{Plan, PodAction, PodStep, Reasoned, Step, TOUCHED, key};
 use crate::build::{Keys, Objects, keys_secret};
 use crate::context::{ApiError, Context};
 
-/// What came of a plan: pods that could not be told, and why.
+/// What came of a plan.
 #[derive(Debug, Default)]
 pub struct Applied {
+    /// The first object that could not be written, and why.
+    pub unwritten: Option<Reasoned>,
+    /// Pods that could not be told, and why.
     pub untold: Vec<(String, Reasoned)>,
 }
 
-pub async fn apply(pool: &ServingPool, seen: &Seen, plan: &Plan, context: &Context) -> Result<Applied, ApiError> {
+/// Goes on past what fails: a Deployment that the API server refuses neither keeps pods that run from being told, nor
+/// the pool from saying so.
+pub async fn apply(pool: &ServingPool, seen: &Seen, plan: &Plan, context: &Context) -> Applied {
+    let mut written = Vec::new();
     if plan.make_keys {
-        make_keys(pool, context).await?;
+        written.push(make_keys(pool, context).await);
     }
     if let Some(objects) = &plan.objects {
         // A new field of Objects that is not applied here does not compile.
         let Objects { config, engine_service, engine, gateway_account, gateway_binding, gateway_service, gateway } =
             objects.as_ref();
-        apply_one(config, plan, context).await?;
-        apply_one(engine_service, plan, context).await?;
-        apply_one(engine, plan, context).await?;
-        apply_one(gateway_account, plan, context).await?;
-        apply_one(gateway_binding, plan, context).await?;
-        apply_one(gateway_service, plan, context).await?;
-        apply_one(gateway, plan, context).await?;
+        written.push(apply_one(config, plan, context).await);
+        written.push(apply_one(engine_service, plan, context).await);
+        written.push(apply_one(engine, plan, context).await);
+        written.push(apply_one(gateway_account, plan, context).await);
+        written.push(apply_one(gateway_binding, plan, context).await);
+        written.push(apply_one(gateway_service, plan, context).await);
+        written.push(apply_one(gateway, plan, context).await);
     }
-    Ok(Applied { untold: tell_pods(seen, plan, context).await })
+    let failed = written.into_iter().filter_map(Result::err).inspect(|error| tracing::warn!(%error, "not written"));
+    let unwritten = failed.map(|error| Reasoned::new(Cause::ApplyFailed, error.words())).reduce(|first, _| first);
+    Applied { unwritten, untold: tell_pods(seen, plan, context).await }
 }
 
 /// Makes the keys, unless somebody was faster. Keys that exist are never replaced.

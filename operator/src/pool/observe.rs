@@ -5,16 +5,20 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{ContainerState, Pod, Secret};
+use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, Secret};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Resource, ResourceExt};
 use lorafleet_crds::{ServingPool, names};
+use serde_json::Value;
 
 use super::apply::AppliedMemory;
 use super::engine::EngineError;
 use super::observed::{Answer, ChildSeen, DeploymentSeen, Observed, PodSeen, Trouble};
 use crate::build::{Defaults, Keys};
 use crate::context::{ApiError, Context};
+
+/// Longest piece of a container's log that a status repeats.
+const LAST_WORDS_CHARACTERS_MAX: usize = 400;
 
 /// What one pass sees, and the keys with which pods are told something.
 pub struct Seen {
@@ -107,17 +111,10 @@ fn pod_seen(pod: &Pod) -> PodSeen {
     }
 }
 
-/// Why the pod does not run, in Kubernetes' words.
+/// Why the pod does not run, in Kubernetes' words and the container's own last ones.
 fn trouble(pod: &Pod) -> Option<Trouble> {
     let status = pod.status.as_ref()?;
-    let states = status.container_statuses.iter().flatten().filter_map(|container| {
-        let state = container.state.as_ref()?;
-        waiting(state).or_else(|| ended(state)).or_else(|| {
-            // Between two crashes the container runs for a moment; the last end is the reason to name.
-            let again = container.restart_count > 0 && !container.ready;
-            again.then(|| container.last_state.as_ref().and_then(ended)).flatten()
-        })
-    });
+    let states = status.container_statuses.iter().flatten().filter_map(container_trouble);
     let scheduling = status
         .conditions
         .iter()
@@ -130,6 +127,19 @@ fn trouble(pod: &Pod) -> Option<Trouble> {
     states.chain(scheduling).next()
 }
 
+fn container_trouble(container: &ContainerStatus) -> Option<Trouble> {
+    let state = container.state.as_ref()?;
+    // Between two crashes it waits or runs for a moment: the last end is the reason to name, not the waiting.
+    let last = container.last_state.as_ref().and_then(ended).filter(|_| !container.ready);
+    match waiting(state) {
+        Some(Trouble { reason, message }) => {
+            let message = last.map_or(message, |last| format!("{}, {}", last.reason, last.message));
+            Some(Trouble { reason, message })
+        }
+        None => ended(state).or(last),
+    }
+}
+
 fn waiting(state: &ContainerState) -> Option<Trouble> {
     let waiting = state.waiting.as_ref()?;
     let reason = waiting.reason.clone().unwrap_or_default();
@@ -140,8 +150,23 @@ fn waiting(state: &ContainerState) -> Option<Trouble> {
 fn ended(state: &ContainerState) -> Option<Trouble> {
     let ended = state.terminated.as_ref()?;
     let reason = ended.reason.clone().unwrap_or_else(|| "Terminated".to_owned());
-    let said = ended.message.as_deref().unwrap_or_default();
+    let said = ended.message.as_deref().and_then(last_words).unwrap_or_default();
     Some(Trouble { reason, message: format!("exit code {} {said}", ended.exit_code).trim_end().to_owned() })
+}
+
+/// The last line of a log that tells of an error: one in JSON of that level, or one that is no JSON, such as a panic's.
+fn last_words(log: &str) -> Option<String> {
+    log.lines().map(str::trim).filter(|line| !line.is_empty()).rev().find_map(|line| {
+        let Ok(Value::Object(line)) = serde_json::from_str(line) else { return Some(bounded(line)) };
+        line.get("level").filter(|level| *level == "ERROR")?;
+        let fields = line.get("fields").and_then(Value::as_object).unwrap_or(&line);
+        let said: Vec<_> = ["message", "error"].iter().filter_map(|name| fields.get(*name)?.as_str()).collect();
+        Some(bounded(&said.join(": ")))
+    })
+}
+
+fn bounded(words: &str) -> String {
+    words.chars().take(LAST_WORDS_CHARACTERS_MAX).collect()
 }
 
 fn progress(deployment: &Deployment) -> DeploymentSeen {
@@ -187,4 +212,36 @@ fn add<K>(
         applied: memory.get(namespace, &key),
     };
     seen.insert(key, child);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trouble_of(status: &str) -> Option<(String, String)> {
+        let pod = serde_norway::from_str(&format!("{{status: {{containerStatuses: [{status}]}}}}")).unwrap();
+        trouble(&pod).map(|trouble| (trouble.reason, trouble.message))
+    }
+
+    #[test]
+    fn the_last_words_of_a_container_stand_for_its_trouble() {
+        let container = |state: &str, last: &str| {
+            let common = "name: engine, image: i, imageID: i, ready: false, restartCount: 3";
+            trouble_of(&format!("{{{common}, state: {state}, lastState: {last}}}"))
+        };
+        let log = r#"{"level":"INFO","fields":{"message":"starting"}}\n{"level":"ERROR","fields":{"message":"no start","error":"32 is less than 512"}}\n{"level":"INFO","fields":{"message":"bye"}}\n"#;
+        let ended =
+            format!("{{terminated: {{exitCode: 1, reason: Error, message: \"{}\"}}}}", log.replace('"', "\\\""));
+        let said = |reason: &str, message: &str| Some((reason.to_owned(), message.to_owned()));
+        let words = "exit code 1 no start: 32 is less than 512";
+        assert_eq!(container(&ended, "{}"), said("Error", words));
+        assert_eq!(container("{running: {}}", &ended), said("Error", words));
+        let back_off = "{waiting: {reason: CrashLoopBackOff, message: back-off 10s}}";
+        assert_eq!(container(back_off, &ended), said("CrashLoopBackOff", &format!("Error, {words}")));
+        let killed = "{terminated: {exitCode: 137, reason: OOMKilled, message: '{\"level\":\"INFO\"}'}}";
+        assert_eq!(container(back_off, killed), said("CrashLoopBackOff", "OOMKilled, exit code 137"));
+        assert_eq!(container("{waiting: {reason: ContainerCreating}}", "{}"), None);
+        let pull = "{waiting: {reason: ErrImagePull, message: not found}}";
+        assert_eq!(container(pull, "{}"), said("ErrImagePull", "not found"));
+    }
 }

@@ -74,7 +74,7 @@ fn stated(observed: &Observed, plan: &Plan, applied: &Applied) -> (Vec<Stated>, 
     use ConditionStatus::{False, True};
     let placed = placed(plan, applied);
     let available = available(observed, plan);
-    let ready = ready(observed, plan, available.as_ref().err());
+    let ready = ready(observed, plan, applied, available.as_ref().err());
     let said = |type_, result: &Result<String, Reasoned>| match result {
         Ok(message) => Stated::new(type_, True, Cause::Succeeded, message.clone()),
         Err(why) => Stated::new(type_, False, why.cause, why.message.clone()),
@@ -164,11 +164,14 @@ fn available(observed: &Observed, plan: &Plan) -> Result<String, Reasoned> {
 }
 
 /// All pods are of the present template and take traffic. Adapters speak for themselves.
-fn ready(observed: &Observed, plan: &Plan, unavailable: Option<&Reasoned>) -> Result<String, Reasoned> {
-    if let Some(blocked) = &plan.blocked {
-        return Err(blocked.clone());
-    }
-    if let Some(why) = unavailable {
+fn ready(
+    observed: &Observed,
+    plan: &Plan,
+    applied: &Applied,
+    unavailable: Option<&Reasoned>,
+) -> Result<String, Reasoned> {
+    // What could not be written explains the pods that are missing, and not the other way round.
+    if let Some(why) = plan.blocked.as_ref().or(applied.unwritten.as_ref()).or(unavailable) {
         return Err(why.clone());
     }
     let refused = plan.pods.iter().find_map(|step| match &step.action {

@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::jiff::Timestamp;
+use lorafleet_crds::condition::Cause;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -18,9 +19,14 @@ fn now() -> Timestamp {
 
 #[test]
 fn pool_plans() {
-    check("pool", |observed: pool::Observed| {
+    check("pool", |mut case: Value| {
+        // `unwritten` is what the API server said to the first object that it refused.
+        let unwritten = case.as_object_mut().and_then(|case| case.remove("unwritten"));
+        let unwritten = unwritten.map(|said| pool::Reasoned::new(Cause::ApplyFailed, said.as_str().unwrap()));
+        let observed: pool::Observed = serde_json::from_value(case).unwrap();
         let plan = pool::plan(&observed);
-        let (status, pace) = pool::status(&observed, &plan, &pool::Applied::default(), now());
+        let applied = pool::Applied { unwritten, ..pool::Applied::default() };
+        let (status, pace) = pool::status(&observed, &plan, &applied, now());
         let counts = status.adapters;
         let mut text = plan.to_string();
         text += &format!(
