@@ -54,7 +54,9 @@ pub struct BaseModelSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "crate::schema::digests")]
     pub identities: Vec<Digest>,
-    /// Which files of the source are the weights. `auto` takes a single GGUF file if there is one, else safetensors.
+    /// What the weights must be. A folder with `config.json` and safetensors is taken as safetensors, whatever else lies in
+    /// it, and any other as its one GGUF file; a source of another format than this is refused. To take a GGUF file beside
+    /// safetensors, name the file itself in the `uri`.
     #[serde(default)]
     pub format: WeightFormat,
     /// Which adapters may be served on this base. Without it, none may: no source is allowed.
@@ -106,7 +108,7 @@ pub struct SecretRef {
     pub name: String,
 }
 
-/// Which files of a source are the weights.
+/// What the weights of a base are.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WeightFormat {

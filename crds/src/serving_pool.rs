@@ -152,8 +152,12 @@ pub struct Capacity {
 }
 
 /// How a change of the engine's template rolls out, in pods or in percent of `replicas`.
-#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.maxSurge) || (self.maxSurge != 0 && self.maxSurge != '0%') || (has(self.maxUnavailable) && self.maxUnavailable != 0 && self.maxUnavailable != '0%')")
+        .message("maxSurge is 0, so maxUnavailable has to be above 0 (default 0): else no pod can ever be replaced")
+)]
 pub struct Upgrade {
     /// Default: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]

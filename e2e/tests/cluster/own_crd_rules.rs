@@ -47,7 +47,7 @@ fn check(kubectl: &Kubectl, manifest: &str, expected: &str) {
 }
 
 /// Kind, name, spec, and what the refusal says ("" when accepted). A later line may change an earlier object.
-const CASES: [(&str, &str, &str, &str); 32] = [
+const CASES: [(&str, &str, &str, &str); 34] = [
     (BASE, "base", "{source: {uri: 's3://models/m', endpoint: 'http://s3:9000'}}", ""),
     (BASE, "none", "{}", "spec.source: Required value"),
     (BASE, "scheme", "{source: {uri: 'ftp://models/m'}}", "spec.source.uri"),
@@ -133,6 +133,13 @@ const CASES: [(&str, &str, &str, &str); 32] = [
         "caches",
         "{baseModelRef: {name: base}, capacity: {hostCacheBytes: 9000000, diskCacheBytes: 8000000}}",
         "hostCacheBytes is above diskCacheBytes",
+    ),
+    (POOL, "standstill", "{baseModelRef: {name: base}, upgrade: {maxSurge: 0}}", "no pod can ever be replaced"),
+    (
+        POOL,
+        "standstill-percent",
+        "{baseModelRef: {name: base}, upgrade: {maxSurge: 0%, maxUnavailable: 0%}}",
+        "no pod can ever be replaced",
     ),
     (POOL, "backend", "{baseModelRef: {name: base}, engine: {backend: tpu}}", "Unsupported value: \"tpu\""),
 ];

@@ -87,7 +87,12 @@ fn judge(order: &Order, found: ReadBase, files: &[SourceFile]) -> Result<Outcome
         BaseFormat::Safetensors => ("safetensors", order.format != WeightFormat::Gguf),
     };
     if !fits {
-        return refused("Malformed", format!("'{}' holds {word} weights, spec.format asks for the other", order.uri));
+        let hint =
+            if word == "gguf" { "" } else { " (to take a GGUF file that lies beside them, name the file in the uri)" };
+        return refused(
+            "Malformed",
+            format!("'{}' holds {word} weights, spec.format asks for the other{hint}", order.uri),
+        );
     }
     let Some(digest) = found.digest else {
         return Err(Fault { kind: FaultKind::Unavailable, message: "the read gave no digest".to_owned() });
