@@ -59,6 +59,9 @@ pub fn is_root() -> Result<bool> {
     Ok(Shell::new("id").arg("-u").output()?.trim() == "0")
 }
 
+/// In a session of its own, with somebody who reads what it prints: packages are installed to the end even if this run is ended,
+/// since one that is half installed is left to the user to mend. The next run waits for it.
 fn apt(args: &[&str]) -> Result<()> {
-    Shell::new("apt-get").args(args).env("DEBIAN_FRONTEND", "noninteractive").run()
+    let apt = r#"printed=$(apt-get -o DPkg::Lock::Timeout=300 "$@" 2>&1); code=$?; echo "$printed"; exit $code"#;
+    Shell::new("setsid").args(["sh", "-c", apt, "apt-get"]).args(args).env("DEBIAN_FRONTEND", "noninteractive").run()
 }

@@ -133,7 +133,7 @@ fn forget_half_done(kubectl: &Kubectl) -> Result<()> {
 /// # Errors
 /// When helm fails; the message holds its words.
 pub fn helm(cache: &Cache, kubectl: &Kubectl, images: &Images) -> Result<()> {
-    Shell::tied(tools::helm(cache)?)
+    Shell::new(tools::helm(cache)?)
         .args(["upgrade", "--install", RELEASE])
         .arg(chart())
         .args(["--namespace", NAMESPACE, "--create-namespace", "--wait", "--timeout", "120s"])
@@ -147,6 +147,21 @@ pub fn helm(cache: &Cache, kubectl: &Kubectl, images: &Images) -> Result<()> {
         .args(kubectl.helm_words())
         .run()
         .context("install the chart")
+}
+
+/// Changes values of the release, each as `NAME=VALUE`, and waits until the operator is ready.
+///
+/// # Errors
+/// When helm fails; the message holds its words.
+pub fn set(cache: &Cache, kubectl: &Kubectl, values: &[&str]) -> Result<()> {
+    Shell::new(tools::helm(cache)?)
+        .args(["upgrade", RELEASE])
+        .arg(chart())
+        .args(["--namespace", NAMESPACE, "--reuse-values", "--wait", "--timeout", "120s"])
+        .args(values.iter().flat_map(|value| ["--set", *value]))
+        .args(kubectl.helm_words())
+        .run()
+        .context("change the values of the chart")
 }
 
 /// Removes the release and with it the kinds and all their objects; nothing happens where there is none.

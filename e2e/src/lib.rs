@@ -19,6 +19,7 @@ pub mod debian;
 pub mod wait;
 pub mod shell;
 pub mod tied;
+pub mod guard;
 pub mod progress;
 
 /// The root of the repository that this crate was compiled in.

@@ -1,5 +1,5 @@
 //! A real S3 server in the cluster, and what the tests and the demo put into it.
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -73,6 +73,18 @@ impl Store {
     /// When the file cannot be read or the server refuses.
     pub fn put(&self, file: &Path, path: &str) -> Result<()> {
         self.curl().arg("--upload-file").arg(file).arg(format!("{}/{path}", self.url())).run()
+    }
+
+    /// Puts many files, each as the `bucket/key` beside it, over one connection.
+    ///
+    /// # Errors
+    /// As [`Store::put`].
+    pub fn put_all(&self, files: &[(PathBuf, String)]) -> Result<()> {
+        // curl reads from standard input what would be too long for a command line.
+        let lines = files
+            .iter()
+            .map(|(file, path)| format!("upload-file = \"{}\"\nurl = \"{}/{path}\"\n", file.display(), self.url()));
+        self.curl().args(["--config", "-"]).input(lines.collect::<String>()).run()
     }
 
     /// Puts every file of a folder below `bucket/prefix`.

@@ -4,13 +4,14 @@ use std::io;
 use std::process::{Child, Command};
 use std::sync::{LazyLock, mpsc};
 
-use crate::shell;
+use crate::{guard, shell};
 
 /// A command that the kernel kills when the thread that starts it ends.
 pub fn command<S: AsRef<OsStr>>(words: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).args(words);
     shell::forget_cargo(&mut command);
+    guard::place(&mut command);
     command
 }
 

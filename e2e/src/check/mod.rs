@@ -90,7 +90,7 @@ fn suite(tally: &mut Tally, name: &str, work: impl FnOnce(&mut dyn FnMut(&str)) 
 
 /// Tests on the real model and on the S3 server are `ignored` elsewhere, since they want the paths; those on a cluster come later, in a run of their own.
 fn unit_tests(root: &Path, cache: &Cache, see: &mut dyn FnMut(&str)) -> Result<bool> {
-    Shell::tied("cargo")
+    Shell::new("cargo")
         .args(["test", "--workspace", "--tests", "--no-fail-fast", "--", "--include-ignored", "--skip", CLUSTER_TEST])
         .env("LORAFLEET_TEST_GGUF", tools::model(cache)?)
         .env("LORAFLEET_TEST_S3S_FS", tools::s3_server(cache)?)
@@ -121,7 +121,7 @@ fn context_tests(root: &Path, cache: &Cache, name: &str, images: &Images, see: &
 
 /// Features are those of [`unit_tests`]: nothing is compiled again.
 fn cluster_tests(root: &Path) -> Shell {
-    Shell::tied("cargo")
+    Shell::new("cargo")
         .args(["test", "--workspace", "--test", "cluster", "--", "--ignored", "--test-threads", "1"])
         .folder(root)
 }
@@ -133,7 +133,7 @@ const OWN_TEST: &str = "own_";
 const CLUSTER_TEST: &str = "on_a_cluster";
 
 fn cargo(root: &Path, args: &[&str]) -> Result<()> {
-    Shell::tied("cargo").args(args).folder(root).watch("cargo")
+    Shell::new("cargo").args(args).folder(root).watch("cargo")
 }
 
 fn deny(root: &Path, cache: &Cache) -> Result<()> {

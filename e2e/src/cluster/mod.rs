@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 pub use files::PAUSE_IMAGE;
-pub use node::processes;
+pub use node::{Process, processes};
 pub use settings::{Life, Parts, Prefix, Settings};
 
 use crate::cache::Cache;
@@ -129,25 +129,41 @@ impl Cluster {
     /// # Errors
     /// As there; the other clusters are ended all the same.
     pub fn down_all(cache: &Cache) -> Result<()> {
-        let clusters = Settings::default().folder(cache);
-        let mut names = Vec::new();
-        for entry in fs::read_dir(clusters.parent().unwrap_or(&clusters)).into_iter().flatten().flatten() {
-            if let Some(owner) = owner(&entry.path()) {
-                progress::say(format!("process {owner} runs on a cluster and ends it: {}", entry.path().display()));
-            } else if entry.path().is_dir() {
-                names.push(entry.file_name().to_string_lossy().into_owned());
+        let mut failed = Vec::new();
+        for name in names(cache) {
+            let folder = Settings { name: name.clone(), ..Settings::default() }.folder(cache);
+            if let Some((owner, true)) = owner(&folder) {
+                progress::say(format!("process {owner} runs on a cluster and ends it: {}", folder.display()));
+            } else if let Err(error) = Self::down_named(cache, &name) {
+                failed.push(format!("{error:#}"));
             }
         }
-        names.sort_unstable();
-        let failed: Vec<String> = names
-            .iter()
-            .filter_map(|name| Self::down_named(cache, name).err())
-            .map(|error| format!("{error:#}"))
-            .collect();
         if !failed.is_empty() {
             bail!("{}", failed.join("\n"));
         }
         Ok(())
+    }
+
+    /// Ends the clusters of runs that have ended: those that were tied to them, or not whole yet. Their names.
+    ///
+    /// # Errors
+    /// When something of one cannot be ended or removed.
+    pub fn end_orphans(cache: &Cache) -> Result<Vec<String>> {
+        let mut ended = Vec::new();
+        for name in names(cache) {
+            let settings = Settings { name: name.clone(), ..Settings::default() };
+            let folder = settings.folder(cache);
+            if owner(&folder).is_none() {
+                continue;
+            }
+            let _lock = lock(&folder)?;
+            // Another run may have made it anew meanwhile.
+            if let Some((_, false)) = owner(&folder) {
+                remove(&settings, &folder)?;
+                ended.push(name);
+            }
+        }
+        Ok(ended)
     }
 
     pub fn settings(&self) -> &Settings {
@@ -212,9 +228,7 @@ impl Cluster {
             fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
         }
         fs::write(folder.join(INTERFACE), &settings.interface)?;
-        if settings.life == Life::Tied {
-            fs::write(folder.join(OWNER), std::process::id().to_string())?;
-        }
+        fs::write(folder.join(OWNER), std::process::id().to_string())?;
         groups::make(settings)?;
         let node = Node::start(folder, &self.tools.pause, settings.life)?;
         node.own_folders()?;
@@ -234,6 +248,9 @@ impl Cluster {
             self.node_ready().with_context(|| format!("see the logs in {}", self.logs().display()))?;
         }
         fs::write(folder.join(MADE_BY), self.made_by())?;
+        if settings.life == Life::Kept {
+            fs::remove_file(folder.join(OWNER))?;
+        }
         Ok(())
     }
 
@@ -255,16 +272,26 @@ impl Cluster {
 /// Name of the link, written before it is laid, so that whoever ends the cluster finds it.
 const INTERFACE: &str = "interface";
 
-/// Number of the process that a tied cluster ends with.
+/// Number of the process that a cluster ends with: its life long if it is tied, else until it is whole.
 const OWNER: &str = "owner";
 
 /// Written last when a cluster starts, and read to know whether a running one is the wanted one.
 const MADE_BY: &str = "made-by";
 
-/// The process that a cluster is tied to, if it lives.
-fn owner(folder: &Path) -> Option<u32> {
+/// The process that a cluster ends with, and whether it lives.
+fn owner(folder: &Path) -> Option<(u32, bool)> {
     let owner: u32 = fs::read_to_string(folder.join(OWNER)).ok()?.trim().parse().ok()?;
-    processes().iter().any(|process| process.id == owner).then_some(owner)
+    Some((owner, processes().iter().any(|process| process.id == owner)))
+}
+
+/// Names of all clusters that were ever started from this cache.
+fn names(cache: &Cache) -> Vec<String> {
+    let folder = Settings::default().folder(cache);
+    let entries = fs::read_dir(folder.parent().unwrap_or(&folder)).into_iter().flatten().flatten();
+    let folders = entries.filter(|entry| entry.path().is_dir());
+    let mut names: Vec<String> = folders.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort_unstable();
+    names
 }
 
 /// Least room for images, pods and logs; the tools' builds want some more.

@@ -49,15 +49,14 @@ pub fn make(cache: &Cache) -> Result<Vec<Archive>> {
     let folder = cache.root().join("images");
     fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
     programs()?;
+    let _alone = cache.alone("images")?;
+    let stripped = folder.join("stripped");
     let mut archives = Vec::new();
     for name in PROGRAMS {
-        let program = format!("lorafleet-{name}");
-        let stripped = folder.join(format!("{program}.{}", std::process::id()));
         Shell::new("strip").arg("-o").arg(&stripped).arg(built(name)).run()?;
-        let made = write(&folder, name, &stripped, &program);
-        fs::remove_file(&stripped).with_context(|| format!("remove {}", stripped.display()))?;
-        archives.push(made?);
+        archives.push(write(&folder, name, &stripped, &format!("lorafleet-{name}"))?);
     }
+    fs::remove_file(&stripped).with_context(|| format!("remove {}", stripped.display()))?;
     archives.push(write(&folder, S3, &tools::s3_server(cache)?, "s3s-fs")?);
     for archive in &archives {
         let size = fs::metadata(&archive.path)?.len();
@@ -130,5 +129,5 @@ pub fn built(name: &str) -> PathBuf {
 /// other uses.
 fn build() -> Result<()> {
     let words = ["build", "--workspace", "--bins", "--test", "tidy"];
-    Shell::tied("cargo").args(words).folder(&repository()).watch("cargo")
+    Shell::new("cargo").args(words).folder(&repository()).watch("cargo")
 }

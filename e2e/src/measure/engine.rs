@@ -166,7 +166,7 @@ impl<'a> Bench<'a> {
     }
 
     fn place(&self, name: &str, base: &str, seed: u64) -> Result<Value> {
-        let digest = adapter::write(&self.root.join("adapters").join(name), base, seed)?;
+        let digest = adapter::write(&self.root.join("adapters").join(name), base, adapter::Shape::USUAL, seed)?;
         Ok(json!({"name": name, "digest": digest, "uri": format!("s3://adapters/{name}")}))
     }
 

@@ -11,6 +11,7 @@ use crate::{images, repository, tools};
 
 mod engine;
 mod pods;
+mod fleet;
 mod adapter;
 mod process;
 
@@ -21,6 +22,8 @@ pub struct Options {
     pub write: bool,
     /// Nothing that needs a cluster.
     pub fast: bool,
+    /// A pool with so many adapters, and nothing else.
+    pub fleet: Option<u32>,
 }
 
 /// One line of the table.
@@ -42,17 +45,18 @@ impl Figure {
     fn line(&self) -> String {
         let mut sorted = self.values.clone();
         sorted.sort_by(f64::total_cmp);
-        let (median, unit) = (median(&sorted), self.unit);
+        let median = median(&sorted);
+        let unit = if self.unit.is_empty() { String::new() } else { format!(" {}", self.unit) };
         let range = match sorted.as_slice() {
             [first, .., last] => format!("{} to {} in {}", short(*first), short(*last), sorted.len()),
             _ => "one".to_owned(),
         };
         let goal = match self.goal {
             None => String::new(),
-            Some(goal) if median < goal => format!("below {} {unit}", short(goal)),
-            Some(goal) => format!("below {} {unit}: **missed**", short(goal)),
+            Some(goal) if median < goal => format!("below {}{unit}", short(goal)),
+            Some(goal) => format!("below {}{unit}: **missed**", short(goal)),
         };
-        format!("| {} | **{} {unit}** | {range} | {goal} |", self.what, short(median))
+        format!("| {} | **{}{unit}** | {range} | {goal} |", self.what, short(median))
     }
 }
 
@@ -86,14 +90,19 @@ pub fn run(cache: &Cache, options: Options) -> Result<()> {
     let before = machine();
     say(&before);
     let folder = Scratch::new(cache)?;
-    let mut figures = engine::figures(&folder.0, &model, &store)?;
-    if !options.fast {
-        figures.extend(pods::figures(cache)?);
-    }
+    let (command, figures) = if let Some(adapters) = options.fleet {
+        ("measure --fleet", fleet::figures(cache, &folder.0, adapters)?)
+    } else {
+        let mut figures = engine::figures(&folder.0, &model, &store)?;
+        if !options.fast {
+            figures.extend(pods::figures(cache)?);
+        }
+        ("measure", figures)
+    };
     let table = table(&before, &figures);
     print(&format!("\n{table}\n"));
     if options.write {
-        write(&repository().join("docs/BENCHMARKS.md"), &table)?;
+        write(&repository().join("docs/BENCHMARKS.md"), command, &table)?;
     }
     Ok(())
 }
@@ -106,20 +115,19 @@ fn table(machine: &str, figures: &[Figure]) -> String {
     text
 }
 
-/// What stands around the table in the document.
-const BEGIN: &str = "<!-- begin: written by cargo xtask measure -->\n";
-const END: &str = "<!-- end: written by cargo xtask measure -->\n";
-
-fn write(path: &Path, table: &str) -> Result<()> {
+fn write(path: &Path, command: &str, table: &str) -> Result<()> {
     let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
-    let text = replaced(&text, table).with_context(|| format!("{} lacks {BEGIN}or {END}", path.display()))?;
+    let text = replaced(&text, command, table);
+    let text = text.with_context(|| format!("{} has no place for {command}", path.display()))?;
     fs::write(path, text).with_context(|| format!("write {}", path.display()))
 }
 
-fn replaced(text: &str, table: &str) -> Option<String> {
-    let (head, rest) = text.split_once(BEGIN)?;
-    let (_, tail) = rest.split_once(END)?;
-    Some(format!("{head}{BEGIN}{table}{END}{tail}"))
+/// The document with another table between the two lines that name the command.
+fn replaced(text: &str, command: &str, table: &str) -> Option<String> {
+    let [begin, end] = ["begin", "end"].map(|edge| format!("<!-- {edge}: written by cargo xtask {command} -->\n"));
+    let (head, rest) = text.split_once(&begin)?;
+    let (_, tail) = rest.split_once(&end)?;
+    Some(format!("{head}{begin}{table}{end}{tail}"))
 }
 
 /// Processor, memory, kernel, build and how busy the machine is, in one sentence.
@@ -184,8 +192,11 @@ mod tests {
 
     #[test]
     fn only_what_stands_between_the_marks_is_replaced() {
-        let text = format!("a\n{BEGIN}old\n{END}b\n");
-        assert_eq!(replaced(&text, "new\n").unwrap(), format!("a\n{BEGIN}new\n{END}b\n"));
-        assert!(replaced("no marks", "new").is_none());
+        let text = |table: &str| {
+            let edge = |word: &str| format!("<!-- {word}: written by cargo xtask it -->\n");
+            format!("a\n{}{table}{}b\n", edge("begin"), edge("end"))
+        };
+        assert_eq!(replaced(&text("old\n"), "it", "new\n").unwrap(), text("new\n"));
+        assert!(replaced(&text("old\n"), "it --more", "new\n").is_none());
     }
 }

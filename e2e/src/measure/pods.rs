@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use super::Figure;
-use super::process::Memory;
+use super::process::{self, Memory};
 use crate::cache::Cache;
 use crate::cluster::{Cluster, Parts, Settings, processes};
 use crate::demo;
@@ -36,7 +36,7 @@ pub fn figures(cache: &Cache) -> Result<Vec<Figure>> {
             vec![demo],
         )];
         for (name, goal) in [("operator", Some(64.0)), ("gateway", None), ("engine", Some(1024.0))] {
-            let memory = of_pod(&settings, name)?;
+            let memory = memory(&settings, name)?;
             figures.push(Figure::new(format!("{name} pod of the demo, resident, idle"), "MiB", goal, vec![memory.now]));
             figures.push(Figure::new("the same, the most it ever had", "MiB", goal, vec![memory.most]));
         }
@@ -46,8 +46,23 @@ pub fn figures(cache: &Cache) -> Result<Vec<Figure>> {
     done
 }
 
-/// The one process of a program among the cluster's pods.
-fn of_pod(settings: &Settings, name: &str) -> Result<Memory> {
+/// Memory of the one process of a program among the cluster's pods.
+///
+/// # Errors
+/// When there is none, or more than one.
+pub fn memory(settings: &Settings, name: &str) -> Result<Memory> {
+    Memory::of(of_pod(settings, name)?)
+}
+
+/// Seconds of processor that this process has had.
+///
+/// # Errors
+/// As [`memory`].
+pub fn processor_time(settings: &Settings, name: &str) -> Result<f64> {
+    process::processor_time(of_pod(settings, name)?)
+}
+
+fn of_pod(settings: &Settings, name: &str) -> Result<u32> {
     let program = format!("/usr/local/bin/lorafleet-{name}");
     let group = settings.control_group();
     let found: Vec<u32> = processes()
@@ -59,5 +74,5 @@ fn of_pod(settings: &Settings, name: &str) -> Result<Memory> {
         .map(|process| process.id)
         .collect();
     ensure!(found.len() == 1, "one process {program} expected in {group}, found {found:?}");
-    Memory::of(*found.first().context("no process")?)
+    found.first().copied().context("no process")
 }

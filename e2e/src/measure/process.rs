@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::tied;
 
@@ -110,4 +110,20 @@ impl Memory {
         };
         Ok(Self { now: field("VmRSS:")?, most: field("VmHWM:")? })
     }
+}
+
+/// Seconds of processor that a process has had.
+///
+/// # Errors
+/// When the process is gone.
+pub fn processor_time(process: u32) -> Result<f64> {
+    /// Linux counts hundredths of a second for whoever reads `/proc`.
+    const TICKS_PER_SECOND: f64 = 100.0;
+    let path = format!("/proc/{process}/stat");
+    let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    // After the name in parentheses, `utime` and `stime` are the twelfth and thirteenth.
+    let after = text.rsplit_once(')').map_or("", |(_, after)| after);
+    let ticks: Vec<f64> = after.split_whitespace().skip(11).take(2).filter_map(|word| word.parse().ok()).collect();
+    ensure!(ticks.len() == 2, "{path} has no times: {text}");
+    Ok(ticks.iter().sum::<f64>() / TICKS_PER_SECOND)
 }

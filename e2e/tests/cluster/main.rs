@@ -9,5 +9,8 @@ mod changed_content;
 mod deleted_adapter;
 mod engine_restarts;
 mod operator_killed;
+mod two_operators;
 mod own_crd_rules;
 mod own_leaves_nothing;
+mod own_ended_from_outside;
+mod traces;
