@@ -12,6 +12,9 @@ use serde::Deserialize;
 
 use crate::limits::Limits;
 
+/// Longest time that a client may be waited for.
+const TIMEOUT_MAX: Duration = Duration::from_secs(86_400);
+
 /// Every flag of `serve`. A flag goes before its environment variable, that before the file.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -65,6 +68,10 @@ pub struct Flags {
     /// Tokens of one step, prompts and answers together [default: 256].
     #[arg(long, env = "LORAFLEET_MAX_STEP_TOKENS")]
     pub max_step_tokens: Option<u32>,
+    /// Time between two tokens, in milliseconds, about which answers are kept while prompts are taken in beside them
+    /// [default: 250].
+    #[arg(long, env = "LORAFLEET_STEP_MS_MAX")]
+    pub step_ms_max: Option<u64>,
     /// Prompt and answer of one sequence [default: the model's context, or what the pages hold if that is less].
     #[arg(long, env = "LORAFLEET_MAX_MODEL_TOKENS")]
     pub max_model_tokens: Option<u32>,
@@ -89,6 +96,19 @@ pub struct Flags {
     /// How long, in seconds, running requests may go on after SIGTERM [default: 25].
     #[arg(long, env = "LORAFLEET_DRAIN_SECONDS_MAX")]
     pub drain_seconds_max: Option<u64>,
+    /// Open client connections; more wait to be accepted [default: 4096].
+    #[arg(long, env = "LORAFLEET_MAX_CONNECTIONS")]
+    pub max_connections: Option<u32>,
+    /// Bytes of a request's body [default: 4194304].
+    #[arg(long, env = "LORAFLEET_MAX_BODY_BYTES")]
+    pub max_body_bytes: Option<u32>,
+    /// How long a client may take until it has sent the head of its next request, and so how long an idle connection
+    /// stays [default: 75].
+    #[arg(long, env = "LORAFLEET_HEAD_TIMEOUT_SECONDS")]
+    pub head_timeout_seconds: Option<u64>,
+    /// How long a client may leave bytes of an answer unread before it is taken for gone [default: 60].
+    #[arg(long, env = "LORAFLEET_WRITE_TIMEOUT_SECONDS")]
+    pub write_timeout_seconds: Option<u64>,
     /// Digest that counts as this base beside its own; may be given several times.
     #[arg(long = "base-identity", env = "LORAFLEET_BASE_IDENTITY", value_delimiter = ',')]
     pub base_identity: Vec<Digest>,
@@ -172,6 +192,7 @@ impl Flags {
             max_rank: self.max_rank.or(file.max_rank),
             max_sequences: self.max_sequences.or(file.max_sequences),
             max_step_tokens: self.max_step_tokens.or(file.max_step_tokens),
+            step_ms_max: self.step_ms_max.or(file.step_ms_max),
             max_model_tokens: self.max_model_tokens.or(file.max_model_tokens),
             max_queued: self.max_queued.or(file.max_queued),
             page_budget: self.page_budget.or(file.page_budget),
@@ -180,6 +201,10 @@ impl Flags {
             threads: self.threads.or(file.threads),
             age_ms_max: self.age_ms_max.or(file.age_ms_max),
             drain_seconds_max: self.drain_seconds_max.or(file.drain_seconds_max),
+            max_connections: self.max_connections.or(file.max_connections),
+            max_body_bytes: self.max_body_bytes.or(file.max_body_bytes),
+            head_timeout_seconds: self.head_timeout_seconds.or(file.head_timeout_seconds),
+            write_timeout_seconds: self.write_timeout_seconds.or(file.write_timeout_seconds),
             base_identity: if self.base_identity.is_empty() { file.base_identity } else { self.base_identity },
             source: file.source,
         }
@@ -222,7 +247,12 @@ impl Flags {
             max_rank: self.max_rank.unwrap_or(base.max_rank),
             max_sequences: self.max_sequences.unwrap_or(base.max_sequences),
             max_step_tokens: self.max_step_tokens.unwrap_or(base.max_step_tokens),
+            step_time_max: self.step_ms_max.map_or(base.step_time_max, Duration::from_millis),
             max_queued: self.max_queued.unwrap_or(base.max_queued),
+            max_connections: self.max_connections.map_or(base.max_connections, |most| most as usize),
+            max_body_bytes: self.max_body_bytes.map_or(base.max_body_bytes, |most| most as usize),
+            head_time_max: self.head_timeout_seconds.map_or(base.head_time_max, Duration::from_secs),
+            write_time_max: self.write_timeout_seconds.map_or(base.write_time_max, Duration::from_secs),
             host_cache_bytes: self.host_cache.unwrap_or((memory_bytes / 8).clamp(64 << 20, 16 << 30)),
             age_max: self.age_ms_max.map_or(base.age_max, Duration::from_millis),
             drain_max: self.drain_seconds_max.map_or(base.drain_max, Duration::from_secs),
@@ -233,9 +263,19 @@ impl Flags {
             ("max-rank", limits.max_rank),
             ("max-sequences", limits.max_sequences),
             ("max-queued", limits.max_queued),
+            ("max-connections", self.max_connections.unwrap_or(1)),
+            ("max-body-bytes", self.max_body_bytes.unwrap_or(1)),
         ];
         if let Some((name, _)) = positive.into_iter().find(|(_, value)| *value == 0) {
             return Err(flag(name, "must be at least 1"));
+        }
+        let times = [("head-timeout-seconds", limits.head_time_max), ("write-timeout-seconds", limits.write_time_max)];
+        if let Some((name, time)) = times.into_iter().find(|(_, time)| time.is_zero() || *time > TIMEOUT_MAX) {
+            return Err(flag(name, format!("is {}: 1 to {} are possible", time.as_secs(), TIMEOUT_MAX.as_secs())));
+        }
+        let (body, bodies) = (limits.max_body_bytes, limits.bodies_bytes);
+        if body > bodies {
+            return Err(flag("max-body-bytes", format!("is {body}, all bodies together may have {bodies}")));
         }
         let (tokens, sequences) = (limits.max_step_tokens, limits.max_sequences);
         if tokens < sequences {
@@ -363,6 +403,11 @@ mod tests {
             ("max_sequences", limits.max_sequences.into()),
             ("max_step_tokens", limits.max_step_tokens.into()),
             ("max_queued", limits.max_queued.into()),
+            ("step_ms_max", limits.step_time_max.as_millis() as u64),
+            ("max_connections", limits.max_connections as u64),
+            ("max_body_bytes", limits.max_body_bytes as u64),
+            ("head_timeout_seconds", limits.head_time_max.as_secs()),
+            ("write_timeout_seconds", limits.write_time_max.as_secs()),
             ("age_ms_max", limits.age_max.as_secs() * 1000),
             ("drain_seconds_max", limits.drain_max.as_secs()),
         ] {
@@ -386,6 +431,9 @@ mod tests {
         );
         check("max_step_tokens = 8", Err("less than the 32 of --max-sequences"));
         check("max_sequences = 0", Err("--max-sequences: must be at least 1"));
+        check("max_connections = 0", Err("--max-connections: must be at least 1"));
+        check("head_timeout_seconds = 0", Err("--head-timeout-seconds: is 0: 1 to 86400 are possible"));
+        check("max_body_bytes = 50000000", Err("--max-body-bytes: is 50000000, all bodies together may have 33554432"));
         check("max_sequence = 1", Err("unknown field"));
         check("adapter = [\"a\"]", Err("'a' is not NAME=URI"));
         check("disk_cache = \"/x\"", Err("'/x' is not DIR,BYTES"));

@@ -7,9 +7,12 @@ pub mod step;
 
 pub mod state;
 
+pub mod accounts;
+
 pub mod moves;
 pub mod schedule;
 
+pub mod pace;
 pub mod pages;
 pub mod residency;
 pub mod sequence;

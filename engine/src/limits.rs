@@ -13,6 +13,9 @@ pub struct Limits {
     pub max_sequences: u32,
     /// Rows of one step; at least `max_sequences`, so that each running sequence can decode in each step.
     pub max_step_tokens: u32,
+    /// While answers are being written, prompts take so few of a step's rows that it stays about within this time: it is
+    /// the time between two tokens of each answer.
+    pub step_time_max: Duration,
     /// Prompt and answer of one sequence, in tokens.
     pub max_model_tokens: u32,
     /// Sequences that wait or run; more are answered with 429.
@@ -55,6 +58,7 @@ impl Default for Limits {
             max_rank: 256,
             max_sequences: 32,
             max_step_tokens: 256,
+            step_time_max: Duration::from_millis(250),
             max_model_tokens: 2048,
             max_queued: 1024,
             max_choices: 64,

@@ -300,6 +300,11 @@ impl Residency {
         self.entries.get(digest).map_or(0, |entry| entry.pages)
     }
 
+    /// The same, but 0 where a floor holds it on the device.
+    pub fn loose_pages_of(&self, digest: &Digest) -> u32 {
+        self.entries.get(digest).map_or(0, |entry| entry.pages - pinned_pages(entry))
+    }
+
     pub fn resident(&self, digest: &Digest) -> Option<ResidentId> {
         self.entries.get(digest)?.device.as_ref().map(|device| device.resident)
     }

@@ -1,6 +1,6 @@
 //! Everything that the step thread owns. It changes in three verbs: accept, begin, commit.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Instant;
 
 use lorafleet_artifact::Digest;
@@ -8,8 +8,10 @@ use lorafleet_backend::batch::{
     Batch, PageBudget, PageId, ResidentId, Sampled, SampledRow, Segment, SequenceId, Upload,
 };
 
+use crate::accounts::Accounts;
 use crate::limits::Limits;
 use crate::moves::{Move, Tiers};
+use crate::pace::Pace;
 use crate::pages::{KvOwner, Pages};
 use crate::refusal::Refusal;
 use crate::residency::Residency;
@@ -25,6 +27,10 @@ pub struct State {
     pub running: Vec<Sequence>,
     pub pages: Pages,
     pub residency: Residency,
+    pub accounts: Accounts,
+    pub pace: Pace,
+    /// Sequences that have started since this process did.
+    pub admissions: u64,
     /// For the next batch.
     drops: Vec<ResidentId>,
     uploads: Vec<Upload>,
@@ -55,6 +61,9 @@ impl State {
             waiting: Vec::new(),
             running: Vec::new(),
             residency: Residency::default(),
+            accounts: Accounts::default(),
+            pace: Pace::default(),
+            admissions: 0,
             drops: Vec::new(),
             uploads: Vec::new(),
             steps: 0,
@@ -104,6 +113,7 @@ impl State {
     }
 
     fn enqueue(&mut self, sequence: Sequence) {
+        self.accounts.open(sequence.owner);
         let key = (sequence.queued, sequence.id);
         let place = self.waiting.partition_point(|other| (other.queued, other.id) < key);
         self.waiting.insert(place, sequence);
@@ -122,7 +132,16 @@ impl State {
         for resident in self.residency.sweep(waited_for, &mut self.pages) {
             self.forget(Some(resident));
         }
-        before != (self.waiting.len(), self.running.len(), self.residency.len())
+        let changed = before != (self.waiting.len(), self.running.len(), self.residency.len());
+        if changed {
+            self.close_accounts();
+        }
+        changed
+    }
+
+    fn close_accounts(&mut self) {
+        let open: BTreeSet<KvOwner> = self.waiting.iter().chain(&self.running).map(|sequence| sequence.owner).collect();
+        self.accounts.keep(&open);
     }
 
     /// Ends every waiting sequence of an adapter with the same answer.
@@ -294,6 +313,7 @@ impl State {
         sequence.computed = sequence.published * self.pages.page_tokens();
         sequence.cached_tokens.get_or_insert(sequence.computed);
         sequence.admitted = Some(now);
+        self.admissions += 1;
         self.running.push(sequence);
     }
 
@@ -345,6 +365,8 @@ impl State {
             let row = rows.remove(&sequence.id);
             let last = row.and_then(|row| {
                 let token = draw(&mut sequence, row, now);
+                let first = (sequence.drawn() == 1).then_some(sequence.prompt_tokens);
+                self.accounts.charge(sequence.owner, first);
                 let finish = token.finish;
                 drawn.push(token);
                 finish
@@ -353,6 +375,9 @@ impl State {
                 Some(_) => ended.push(sequence),
                 None => self.running.push(sequence),
             }
+        }
+        if !ended.is_empty() {
+            self.close_accounts();
         }
         self.let_go(ended);
         drawn

@@ -183,10 +183,13 @@ impl Stepper {
     }
 
     fn compute(&mut self, batch: &Batch, now: Instant) {
+        let begun = Instant::now();
         let result = self.backend.submit(batch).and_then(|ticket| self.backend.wait(ticket));
         let done = Instant::now().max(now);
         match result {
             Ok(sampled) => {
+                let rows: usize = batch.segments.iter().map(|segment| segment.tokens.len()).sum();
+                self.state.pace.stepped(rows as u32, begun.elapsed());
                 let drawn = self.state.commit(batch, sampled, done);
                 self.changed |= drawn.iter().any(|token| token.finish.is_some());
                 self.meter.stepped(batch, &drawn, now, done);
