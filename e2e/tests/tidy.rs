@@ -9,7 +9,7 @@ use lorafleet_e2e::repository;
 
 /// Longest file and function in lines; `tidy-allowed.txt` lists what is longer for now and may only shrink.
 const FILE_LINES_MAX: usize = 600;
-const FUNCTION_LINES_MAX: usize = 100;
+const FUNCTION_LINES_MAX: usize = 70;
 
 /// Files whose text is made by a tool or is data.
 const NOT_READ: [&str; 8] = [".lock", ".sum", ".safetensors", ".gguf", ".png", ".npy", ".fatbin", ".zst"];
@@ -81,6 +81,11 @@ fn functions(text: &str) -> Vec<(String, usize)> {
         if !trimmed.contains("fn ") || !before.split_whitespace().all(|word| keywords.contains(&word)) {
             continue;
         }
+        // What a trait only asks for has no body.
+        let opening = lines[start..].iter().find(|line| line.ends_with(['{', '}', ';']));
+        if opening.is_some_and(|line| line.ends_with(';')) {
+            continue;
+        }
         let end = format!("{indent}}}");
         let Some(length) = lines[start..].iter().position(|line| *line == end) else { continue };
         let name = trimmed[before.len() + 3..].split(['(', '<']).next().unwrap_or_default();
@@ -113,7 +118,8 @@ fn files_and_functions_stay_short() {
 
 #[test]
 fn finds_functions_by_their_braces() {
-    let text = "impl A {\n    pub async fn one(&self) {\n        x();\n    }\n}\n\nfn two<T>() -> T\n{\n}\n";
+    let text =
+        "impl A {\n    pub async fn one(&self) {\n        x();\n    }\n    fn none();\n}\n\nfn two<T>() -> T\n{\n}\n";
     assert_eq!(functions(text), [("one".to_owned(), 3), ("two".to_owned(), 3)]);
 }
 

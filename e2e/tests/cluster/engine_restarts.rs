@@ -39,8 +39,8 @@ fn on_a_cluster_an_engine_that_dies_comes_back_whole() {
     space.condition("servingpool", "chat", "Ready", "False").unwrap();
     heals(&space, &first, &answer);
 
-    // The process is killed in place: the same pod starts it again, and it holds nothing until it is told. From outside
-    // nobody reaches a process in somebody else's cluster.
+    // The process is killed in place: the same pod starts it again, with what it was told last. From outside nobody reaches a
+    // process in somebody else's cluster.
     let Some(cluster) = world.target.own() else {
         println!("left out in a cluster that is not the harness's own: an engine process killed in place");
         return;
@@ -50,7 +50,11 @@ fn on_a_cluster_an_engine_that_dies_comes_back_whole() {
     let described = space.get("pod", &pod).unwrap();
     let container = described["status"]["containerStatuses"][0]["containerID"].as_str().unwrap();
     let container = container.trim_start_matches("containerd://").to_owned();
+    let ready_since = || space.condition("servingpool", "chat", "Ready", "True").unwrap()["lastTransitionTime"].clone();
+    let before = ready_since();
     cluster.containerd(&["tasks", "kill", "--signal", "SIGKILL", &container]).run().unwrap();
     heals(&space, &second, &answer);
+    // It is back within a second or two, too short to be seen by looking now and then.
+    assert_ne!(ready_since(), before, "the pool has said meanwhile that it was not Ready");
     assert_eq!(space.engine_pods().unwrap(), [pod], "the pod stayed");
 }
