@@ -41,6 +41,7 @@ pub struct Context {
     pub sightings: Sightings,
     pub engines: pool::Engines,
     pub applied: pool::AppliedMemory,
+    pub rests: pool::Rests,
 }
 
 /// A failed write or read of the API server. Tried again with growing waits.

@@ -7,6 +7,7 @@ mod engine;
 mod observe;
 mod observed;
 mod plan;
+mod rest;
 mod status;
 
 use std::collections::HashMap;
@@ -25,15 +26,20 @@ pub use apply::{Applied, AppliedMemory};
 pub use engine::{EngineError, Engines};
 pub use observed::{Answer, Applied as AppliedOnce, ChildSeen, DeploymentSeen, Observed, PodSeen, Trouble};
 pub use plan::{Plan, PodAction, Reasoned, Revision, Stage, Step, Verdict, plan, selects};
+pub use rest::Rests;
 pub use status::{Pace, status};
 
 /// Owner of the fields that this controller sets.
 pub const MANAGER: &str = "lorafleet-pool";
 
-/// One pass over one pool.
+/// One pass over one pool, unless it rests from the one before.
 pub async fn reconcile(pool: Arc<ServingPool>, context: Arc<Context>) -> Result<Action, ApiError> {
-    let started = Instant::now();
+    let (uid, started) = (pool.uid().unwrap_or_default(), Instant::now());
+    if let Some(left) = context.rests.left(&uid, started) {
+        return Ok(Action::requeue(left));
+    }
     let result = pass(&pool, &context).await;
+    context.rests.begin(&uid, started, Instant::now());
     context.measured("pool", started, &result);
     result
 }

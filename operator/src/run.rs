@@ -114,6 +114,7 @@ async fn lead(client: Client, settings: Settings, metrics: Arc<Metrics>, identit
         open_doors: OpenDoors::default(),
         sightings: Sightings::default(),
         applied: pool::AppliedMemory::default(),
+        rests: pool::Rests::default(),
         client,
         settings,
         limits,

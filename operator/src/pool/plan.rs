@@ -18,6 +18,7 @@ use lorafleet_crds::{LoraAdapter, PoolPlacement};
 
 use super::observed::Observed;
 use crate::build::{self, Objects};
+use seen::Holders;
 
 pub use placement::{Revision, Stage, Verdict, selects};
 pub(super) use steps::{TOUCHED, key};
@@ -114,7 +115,8 @@ pub fn plan(observed: &Observed) -> Plan {
     };
     let verdicts = placement::verdicts(observed);
     let wanted = placement::wanted(&verdicts);
-    let pods = observed.pods.iter().map(|pod| steps::pod(pod, &base_digest, &wanted)).collect();
+    let telling = steps::Telling::of(&wanted);
+    let pods = observed.pods.iter().map(|pod| steps::pod(pod, &base_digest, &telling)).collect();
     Plan {
         blocked: None,
         make_keys: !observed.keys_exist,
@@ -150,10 +152,11 @@ fn blocked_plan(observed: &Observed, blocked: Reasoned) -> Plan {
 }
 
 fn adapter_steps(observed: &Observed, verdicts: Vec<(&LoraAdapter, Verdict)>) -> Vec<AdapterStep> {
+    let (pool, holders) = (observed.pool.name_any(), Holders::of(observed));
     let step = |(adapter, verdict): (&LoraAdapter, Verdict)| AdapterStep {
         name: adapter.name_any(),
         uid: adapter.uid().unwrap_or_default(),
-        seen: seen::seen(observed, adapter, &verdict),
+        seen: seen::seen(&pool, &holders, adapter, &verdict),
         verdict,
     };
     verdicts.into_iter().map(step).collect()

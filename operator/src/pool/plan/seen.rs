@@ -1,6 +1,7 @@
 //! What the pods report of one adapter, as its status prints it.
 
-use kube::ResourceExt;
+use std::collections::HashMap;
+
 use lorafleet_artifact::Digest;
 use lorafleet_crds::condition::Cause;
 use lorafleet_crds::wire::{AdapterReport, AdapterState};
@@ -13,26 +14,47 @@ use super::placement::{Revision, Stage, Verdict, revisions};
 /// Longest message of one placement, in characters, as the schema has it.
 const MESSAGE_CHARACTERS_MAX: usize = 512;
 
+/// The pods that are there to stay, each with what it reports by name and digest: an adapter is looked up in every pod,
+/// and there are thousands.
+pub(super) struct Holders<'a>(Vec<Holder<'a>>);
+
+struct Holder<'a> {
+    pod: &'a PodSeen,
+    holds: HashMap<(&'a str, Digest), &'a AdapterReport>,
+}
+
+impl<'a> Holders<'a> {
+    pub(super) fn of(observed: &'a Observed) -> Self {
+        let pods = observed.pods.iter().filter(|pod| !pod.deleting);
+        let holder = |pod: &'a PodSeen| {
+            let reported = pod.report().map(|report| report.adapters.as_slice()).unwrap_or_default();
+            Holder { pod, holds: reported.iter().map(|held| ((held.name.as_str(), held.digest), held)).collect() }
+        };
+        Self(pods.map(holder).collect())
+    }
+
+    fn take_traffic(&self) -> usize {
+        self.0.iter().filter(|holder| holder.pod.takes_traffic()).count()
+    }
+}
+
 /// What pods hold is what they say, whether or not they shall hold it by now.
-pub(super) fn seen(observed: &Observed, adapter: &LoraAdapter, verdict: &Verdict) -> PoolPlacement {
-    let name = observed.pool.name_any();
+pub(super) fn seen(pool: &str, holders: &Holders<'_>, adapter: &LoraAdapter, verdict: &Verdict) -> PoolPlacement {
     let known = revisions(adapter);
     let revisions = match verdict {
         Verdict::Placed { revisions, .. } => revisions,
         Verdict::NotVerified => &known,
     };
-    let pods = || observed.pods.iter().filter(|pod| !pod.deleting);
     let placements: Vec<PlacementStatus> =
-        pods().flat_map(|pod| revisions.iter().map(move |revision| placement(pod, revision))).collect();
-    let held =
-        revisions.iter().map(|revision| revision.digest).filter(|digest| held_by_all(observed, &placements, digest));
-    let held: Vec<Digest> = held.collect();
+        holders.0.iter().flat_map(|holder| revisions.iter().map(move |revision| placement(holder, revision))).collect();
+    let held = revisions.iter().map(|revision| revision.digest);
+    let held: Vec<Digest> = held.filter(|digest| held_by_all(holders, &placements, digest)).collect();
     let reason = match verdict {
         Verdict::NotVerified => Reasoned::new(Cause::Waiting, "nothing of it is verified for the present base"),
         Verdict::Placed { refused: Some(why), .. } => why.clone(),
-        Verdict::Placed { refused: None, .. } => reason(observed, revisions, &placements),
+        Verdict::Placed { refused: None, .. } => reason(holders, revisions, &placements),
     };
-    said(name, reason, held, placements)
+    said(pool.to_owned(), reason, held, placements)
 }
 
 fn said(name: String, why: Reasoned, held: Vec<Digest>, placements: Vec<PlacementStatus>) -> PoolPlacement {
@@ -40,7 +62,7 @@ fn said(name: String, why: Reasoned, held: Vec<Digest>, placements: Vec<Placemen
 }
 
 /// Ready only if the pod's own report says so, and the report is of the process that answers now.
-fn placement(pod: &PodSeen, revision: &Revision) -> PlacementStatus {
+fn placement(Holder { pod, holds }: &Holder<'_>, revision: &Revision) -> PlacementStatus {
     let last_error = |code: &str, message: &str| {
         Some(PlacementError {
             code: code.chars().take(64).collect(),
@@ -52,7 +74,7 @@ fn placement(pod: &PodSeen, revision: &Revision) -> PlacementStatus {
             (false, pod.trouble.as_ref().and_then(|trouble| last_error(&trouble.reason, &trouble.message)))
         }
         Answer::Unreachable(message) => (false, last_error(&Cause::PodUnreachable.to_string(), message)),
-        Answer::Report(report) => match report.adapters.iter().find(|adapter| is(adapter, revision)) {
+        Answer::Report(_) => match holds.get(&(revision.name.as_str(), revision.digest)) {
             None => (false, None),
             Some(adapter) => {
                 let error = adapter.last_error.as_ref().filter(|_| adapter.state == AdapterState::Failed);
@@ -64,21 +86,14 @@ fn placement(pod: &PodSeen, revision: &Revision) -> PlacementStatus {
     PlacementStatus { pod: pod.name.clone(), digest: revision.digest, ready, traffic: pod.takes_traffic(), last_error }
 }
 
-fn is(adapter: &AdapterReport, revision: &Revision) -> bool {
-    adapter.name == revision.name && adapter.digest == revision.digest
-}
-
 /// Every pod that takes traffic holds it, and there is one.
-fn held_by_all(observed: &Observed, placements: &[PlacementStatus], digest: &Digest) -> bool {
-    let mut pods = observed.pods.iter().filter(|pod| pod.takes_traffic()).peekable();
-    let holds = |pod: &PodSeen| {
-        placements.iter().any(|placed| placed.pod == pod.name && placed.digest == *digest && placed.ready)
-    };
-    pods.peek().is_some() && pods.all(holds)
+fn held_by_all(holders: &Holders<'_>, placements: &[PlacementStatus], digest: &Digest) -> bool {
+    let held = placements.iter().filter(|placed| placed.traffic && placed.ready && placed.digest == *digest).count();
+    held > 0 && held == holders.take_traffic()
 }
 
 /// The newest revision's state in one word: the worst that any pod says.
-fn reason(observed: &Observed, revisions: &[Revision], placements: &[PlacementStatus]) -> Reasoned {
+fn reason(holders: &Holders<'_>, revisions: &[Revision], placements: &[PlacementStatus]) -> Reasoned {
     let newest = revisions.iter().rfind(|revision| revision.stage != Stage::Retiring);
     let Some(newest) = newest.map(|revision| revision.digest) else {
         return Reasoned::new(Cause::Waiting, "");
@@ -93,7 +108,7 @@ fn reason(observed: &Observed, revisions: &[Revision], placements: &[PlacementSt
     if let Some(placement) = of_newest().find(|placement| !placement.ready) {
         return Reasoned::new(Cause::Loading, format!("pod {} is loading {}", placement.pod, newest.short()));
     }
-    if !observed.pods.iter().any(PodSeen::takes_traffic) {
+    if holders.take_traffic() == 0 {
         return Reasoned::new(Cause::NoReadyPod, "no pod takes traffic yet");
     }
     Reasoned::new(Cause::Succeeded, "")

@@ -1,6 +1,6 @@
 //! From what shall be to what is to be done.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use kube::{Resource, ResourceExt};
 use lorafleet_artifact::Digest;
@@ -62,8 +62,22 @@ fn newer(seen: &str, written: &str) -> bool {
     }
 }
 
+/// What every pod shall hold, with what is looked up in it for each pod.
+pub(super) struct Telling<'a> {
+    wanted: &'a Wanted,
+    revision: String,
+    names: HashSet<(&'a str, Digest)>,
+}
+
+impl<'a> Telling<'a> {
+    pub(super) fn of(wanted: &'a Wanted) -> Self {
+        let names = wanted.adapters.iter().map(|adapter| (adapter.name.as_str(), adapter.digest)).collect();
+        Self { wanted, revision: short_hash(wanted), names }
+    }
+}
+
 /// What to tell one pod.
-pub(super) fn pod(pod: &PodSeen, base: &Digest, wanted: &Wanted) -> PodStep {
+pub(super) fn pod(pod: &PodSeen, base: &Digest, telling: &Telling<'_>) -> PodStep {
     let action = match &pod.answer {
         _ if pod.deleting => PodAction::Wait(Reasoned::new(Cause::Waiting, "it is going away")),
         Answer::NotAsked => PodAction::Wait(match &pod.trouble {
@@ -78,24 +92,24 @@ pub(super) fn pod(pod: &PodSeen, base: &Digest, wanted: &Wanted) -> PodStep {
                 format!("it serves the base {has}, the BaseModel is {base}"),
             ))
         }
-        Answer::Report(report) => tell(report, wanted),
+        Answer::Report(report) => tell(report, telling),
     };
     PodStep { pod: pod.name.clone(), action }
 }
 
-fn tell(report: &Report, wanted: &Wanted) -> PodAction {
-    let revision = short_hash(wanted);
+fn tell(report: &Report, telling: &Telling<'_>) -> PodAction {
+    let Telling { wanted, revision, .. } = telling;
     let why = if report.generation == 0 {
         "it has been told nothing since it started".to_owned()
-    } else if report.revision != revision {
-        difference(report, wanted)
+    } else if report.revision != *revision {
+        difference(report, telling)
     } else {
         return PodAction::Keep;
     };
     let placement = Placement {
         boot_id: report.boot_id.clone(),
         generation: report.generation.saturating_add(1),
-        revision,
+        revision: revision.clone(),
         role: Role::Shared,
         adapters: wanted.adapters.clone(),
         aliases: wanted.aliases.clone(),
@@ -104,15 +118,11 @@ fn tell(report: &Report, wanted: &Wanted) -> PodAction {
 }
 
 /// For people: what the pod has and shall not have, and the other way round.
-fn difference(report: &Report, wanted: &Wanted) -> String {
-    let has =
-        |name: &str, digest: &Digest| report.adapters.iter().any(|held| held.name == name && held.digest == *digest);
-    let wants = |name: &str, digest: &Digest| {
-        wanted.adapters.iter().any(|wanted| wanted.name == name && wanted.digest == *digest)
-    };
-    let more = wanted.adapters.iter().filter(|wanted| !has(&wanted.name, &wanted.digest));
+fn difference(report: &Report, telling: &Telling<'_>) -> String {
+    let has: HashSet<_> = report.adapters.iter().map(|held| (held.name.as_str(), held.digest)).collect();
+    let more = telling.wanted.adapters.iter().filter(|wanted| !has.contains(&(wanted.name.as_str(), wanted.digest)));
     let more = more.map(|adapter| format!("+{}@{}", adapter.name, adapter.digest.short()));
-    let less = report.adapters.iter().filter(|held| !wants(&held.name, &held.digest));
+    let less = report.adapters.iter().filter(|held| !telling.names.contains(&(held.name.as_str(), held.digest)));
     let less = less.map(|adapter| format!("-{}@{}", adapter.name, adapter.digest.short()));
     let words: Vec<String> = more.chain(less).take(8).collect();
     if words.is_empty() { "aliases or terms changed".to_owned() } else { words.join(" ") }
