@@ -234,31 +234,25 @@ unsafe fn one_tile<S: Simd, W: Packed<S>, const R: usize, const P: usize>(
         let block_at = base.add(quants + block * W::BLOCK_STRIDE);
         let x = item.x.add(tile.offset + block * W::BLOCK * R);
         let mut heads = [W::head(head_at); P];
-        for p in 1..P {
-            heads[p] = W::head(head_at.add(p * item.panel_bytes));
-        }
+        each!(p < P, heads[p] = W::head(head_at.add(p * item.panel_bytes)));
         for g in 0..W::GROUPS {
             let mut groups = [W::group(block_at, g); P];
-            for p in 1..P {
-                groups[p] = W::group(block_at.add(p * item.panel_bytes), g);
-            }
+            each!(p < P, groups[p] = W::group(block_at.add(p * item.panel_bytes), g));
             for step in 0..W::STEPS {
                 let x = x.add(W::k_of(g, step) * R);
-                for p in 0..P {
+                each!(p < P, {
                     let w = W::take(&mut groups[p], heads[p]);
-                    for r in 0..R {
-                        acc[p][r] = S::fma(w, S::splat(*x.add(r)), acc[p][r]);
-                    }
-                }
+                    each!(r < R, acc[p][r] = S::fma(w, S::splat(*x.add(r)), acc[p][r]));
+                });
             }
         }
     }
-    for p in 0..P {
-        for r in 0..R {
+    each!(p < P, {
+        let y = item.y.add(tile.first_row * item.y_stride + (panel + p) * LANES);
+        each!(r < R, {
             if r < tile.valid {
-                let y = item.y.add((tile.first_row + r) * item.y_stride + (panel + p) * LANES);
-                S::store(y, acc[p][r]);
+                S::store(y.add(r * item.y_stride), acc[p][r]);
             }
-        }
-    }
+        });
+    });
 }

@@ -1,5 +1,7 @@
 //! Every kernel against f64, and every instruction set against the portable one bit for bit.
 
+use std::time::{Duration, Instant};
+
 use lorafleet_artifact::FloatType;
 use lorafleet_backend::model::{MatrixView, RowOrder, StoredType};
 
@@ -100,6 +102,11 @@ fn dequantised(kind: StoredType, row: &[u8]) -> Vec<f64> {
 }
 
 fn gemm(kernels: &Kernels, view: &MatrixView<'_>, panels: &[u8], x: &[f32], rows: usize) -> Vec<f32> {
+    timed_gemm(kernels, view, panels, x, rows).0
+}
+
+/// The products, and how long the kernel took.
+fn timed_gemm(kernels: &Kernels, view: &MatrixView<'_>, panels: &[u8], x: &[f32], rows: usize) -> (Vec<f32>, Duration) {
     let k = view.columns;
     let tiles = placed(&tiles(rows, kernels.row_tiles), k);
     let mut packed = vec![0.0; packed_floats(&tiles, k)];
@@ -121,9 +128,11 @@ fn gemm(kernels: &Kernels, view: &MatrixView<'_>, panels: &[u8], x: &[f32], rows
         y: y.as_mut_ptr(),
         y_stride: count * LANES,
     };
+    let start = Instant::now();
     // SAFETY: all buffers are as large as the item says.
     unsafe { (kernels.gemm)(&item) };
-    y.chunks_exact(count * LANES).flat_map(|row| row[..view.rows].to_vec()).collect()
+    let time = start.elapsed();
+    (y.chunks_exact(count * LANES).flat_map(|row| row[..view.rows].to_vec()).collect(), time)
 }
 
 #[test]
@@ -154,6 +163,26 @@ fn products_are_right_and_do_not_depend_on_the_tile() {
             assert_eq!(bits(&some), bits(&all[..count * outputs]), "{kind:?} {count} rows");
         }
     }
+}
+
+/// Sums that do not stay in registers double the time of the largest tile, and nothing else shows it.
+#[test]
+fn many_rows_cost_no_more_each_than_few() {
+    let (outputs, k) = (64, 576);
+    let bytes = matrix_bytes(&mut Random(23), StoredType::Q4_1, outputs, k);
+    let size = panel_bytes(StoredType::Q4_1, k);
+    let view =
+        MatrixView { stored: StoredType::Q4_1, rows: outputs, columns: k, order: RowOrder::Natural, bytes: &bytes };
+    let mut panels = vec![0; outputs / LANES * size];
+    panels.chunks_exact_mut(size).enumerate().for_each(|(panel, to)| pack_panel(&view, panel, to));
+    let kernels = Kernels::for_this_machine();
+    // The best of many short runs: what else the machine does cannot make a run faster.
+    let [few, many] = [kernels.row_tiles[kernels.row_tiles.len() / 2], kernels.row_tiles[0]].map(|rows| {
+        let x = vec![0.5; rows * k];
+        let times = (0..300).map(|_| timed_gemm(kernels, &view, &panels, &x, rows).1);
+        times.min().unwrap().as_secs_f64() / rows as f64
+    });
+    assert!(many < 1.1 * few, "{}: a row costs {few} s among few and {many} s among many", kernels.name);
 }
 
 #[test]
