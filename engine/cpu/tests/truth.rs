@@ -33,6 +33,8 @@ struct Case {
     gaps: Vec<f32>,
 }
 
+const MODELS: [&str; 3] = ["base", "tickets", "pirate"];
+
 /// The oracle's best tokens at one position, with their log-probabilities.
 type TopRow = Vec<(u32, f32)>;
 
@@ -53,7 +55,7 @@ fn top_rows(name: &str, top: usize) -> Vec<TopRow> {
 
 /// One sequence that is fed the oracle's tokens, whatever the backend would have drawn.
 struct Forced {
-    name: &'static str,
+    name: String,
     adapter: Option<ResidentId>,
     case: Case,
     top: Vec<TopRow>,
@@ -92,22 +94,23 @@ fn kl(oracle: &TopRow, row: &SampledRow) -> f64 {
     sum + rest_p * (rest_p / rest_q).ln()
 }
 
-/// Base and adapters in one batch, fed with the oracle's tokens.
-fn run(path: &Path) -> (Vec<Forced>, Truth) {
-    let mut runner = Runner::new(path, 512 << 20, 2);
+/// Base and adapters in one batch, fed with the oracle's tokens. `suffix` says which golden files.
+fn run(path: &Path, suffix: &str) -> (Vec<Forced>, Truth) {
+    let mut runner = Runner::new(path, 1 << 30, 2);
     let shape = runner.model.shape().base();
     let page_tokens = runner.backend.page_budget().page_tokens as usize;
     let mut forced = Vec::new();
     let mut last = None;
-    for name in ["base", "tickets", "pirate"] {
+    for model in MODELS {
+        let name = format!("{model}{suffix}");
         let mut truth: Truth = json(&folder().join(format!("{name}.json")));
         let adapters = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../e2e/demo/adapters");
-        let adapter = (name != "base").then(|| runner.upload(&load_adapter(&adapters.join(name), &shape)));
-        let mut rows = top_rows(name, truth.top).into_iter();
+        let adapter = (model != "base").then(|| runner.upload(&load_adapter(&adapters.join(model), &shape)));
+        let mut rows = top_rows(&name, truth.top).into_iter();
         for case in std::mem::take(&mut truth.cases) {
             let top: Vec<TopRow> = rows.by_ref().take(truth.tokens.div_ceil(truth.top_every)).collect();
             let pages = runner.take((case.prompt.len() + truth.tokens).div_ceil(page_tokens));
-            forced.push(Forced { name, adapter, case, top, pages, rows: Vec::new() });
+            forced.push(Forced { name: name.clone(), adapter, case, top, pages, rows: Vec::new() });
         }
         last = Some(truth);
     }
@@ -121,13 +124,11 @@ fn run(path: &Path) -> (Vec<Forced>, Truth) {
     (forced, truth)
 }
 
-#[test]
-#[ignore = "needs LORAFLEET_TEST_GGUF"]
-fn greedy_tokens_and_distributions_are_the_oracles() {
+fn check(suffix: &str, prompts: usize) {
     let path = std::env::var_os("LORAFLEET_TEST_GGUF").map(PathBuf::from);
     let path = path.expect("LORAFLEET_TEST_GGUF is the path of SmolLM2-135M-Instruct.Q4_1.gguf");
-    let (forced, truth) = run(&path);
-    for name in ["base", "tickets", "pirate"] {
+    let (forced, truth) = run(&path, suffix);
+    for name in MODELS.map(|model| format!("{model}{suffix}")) {
         let (mut divergences, mut same, mut largest) = (Vec::new(), 0, 0.0_f32);
         for forced in forced.iter().filter(|forced| forced.name == name) {
             let Case { tokens, logprobs, gaps, .. } = &forced.case;
@@ -152,9 +153,22 @@ fn greedy_tokens_and_distributions_are_the_oracles() {
         let positions = divergences.len();
         println!(
             "{name}: {same} of {} tokens, mean KL {mean:.2e} nats over {positions} positions, largest difference of a log-probability {largest:.1e}",
-            10 * truth.tokens
+            prompts * truth.tokens
         );
-        assert_eq!(positions, 160);
+        assert_eq!(positions, prompts * truth.tokens.div_ceil(truth.top_every));
         assert!(mean < MEAN_KL_NATS_MAX, "{name}: mean KL {mean}");
     }
+}
+
+#[test]
+#[ignore = "needs LORAFLEET_TEST_GGUF"]
+fn greedy_tokens_and_distributions_are_the_oracles() {
+    check("", 10);
+}
+
+/// Over many pages, many tiles of rows and angles far from zero.
+#[test]
+#[ignore = "needs LORAFLEET_TEST_GGUF"]
+fn prompts_of_up_to_two_thousand_tokens_are_answered_as_by_the_oracle() {
+    check("-long", 3);
 }
