@@ -30,13 +30,15 @@ pub trait Simd: Copy + 'static {
     unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn div(a: Self::F, b: Self::F) -> Self::F;
+    /// `b` where either is no number.
     unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
+    /// `b` where either is no number.
     unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`, rounded once.
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// To the nearest integer, ties to even.
     unsafe fn round(a: Self::F) -> Self::F;
-    /// `2^n` for integral `n` in -126..=127.
+    /// `2^n` for integral `n` in -126..=127; zero for -127 and infinity for 128.
     unsafe fn power_of_two(n: Self::F) -> Self::F;
     /// The lowest four bits of each lane as an unsigned number.
     unsafe fn nibble(q: Self::I) -> Self::F;
@@ -67,10 +69,11 @@ pub trait Simd: Copy + 'static {
         lane.iter().copied().fold(f32::NEG_INFINITY, f32::max)
     }
 
-    /// `e^x` within 2 units in the last place on -87..=88; beyond, the value at the nearer end.
+    /// `e^x` within 2 units in the last place on -87..=88; then zero and infinity. What is no number stays none: a sequence
+    /// whose values have overflowed must not look like one that is well.
     #[inline(always)]
     unsafe fn exp(x: Self::F) -> Self::F {
-        let x = Self::max(Self::min(x, Self::splat(88.0)), Self::splat(-87.0));
+        let x = Self::max(Self::splat(-88.0), Self::min(Self::splat(89.0), x));
         let n = Self::round(Self::mul(x, Self::splat(std::f32::consts::LOG2_E)));
         // ln 2 in two parts, so that the remainder keeps its low bits.
         let r = Self::fma(n, Self::splat(-0.693_359_4), x);
@@ -149,11 +152,11 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn max(a: Self::F, b: Self::F) -> Self::F {
-        lanewise!(a, b, f32::max)
+        lanewise!(a, b, |x: f32, y: f32| if x > y { x } else { y })
     }
     #[inline(always)]
     unsafe fn min(a: Self::F, b: Self::F) -> Self::F {
-        lanewise!(a, b, f32::min)
+        lanewise!(a, b, |x: f32, y: f32| if x < y { x } else { y })
     }
     #[inline(always)]
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
