@@ -4,6 +4,7 @@
 //! attention, SiLU-gated feed-forward, and the adapters' deltas on each projection as PEFT adds them.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use lorafleet_artifact::{ModuleId, ModuleKind};
 use lorafleet_backend::batch::{Batch, ResidentId};
@@ -428,13 +429,19 @@ fn deltas<'a>(
 ///
 /// # Safety
 /// `from` and `to` hold the tile's rows.
-unsafe fn pack_tile(tile: &Tile, from: *const f32, stride: usize, to: *mut f32, columns: std::ops::Range<usize>) {
-    for column in columns {
+unsafe fn pack_tile(tile: &Tile, from: *const f32, stride: usize, to: *mut f32, columns: Range<usize>) {
+    // A cache line of each row at a time: the lines of one column, a large power of two apart, would push each other out.
+    for first in columns.clone().step_by(LANES) {
+        let count = LANES.min(columns.end - first);
         for r in 0..tile.rows {
             // SAFETY: the caller's.
-            unsafe {
-                let value = if r < tile.valid { *from.add((tile.first_row + r) * stride + column) } else { 0.0 };
-                *to.add(tile.offset + column * tile.rows + r) = value;
+            let to = unsafe { to.add(tile.offset + first * tile.rows + r) };
+            for column in 0..count {
+                // SAFETY: as above.
+                unsafe {
+                    let row = from.add((tile.first_row + r) * stride + first);
+                    *to.add(column * tile.rows) = if r < tile.valid { *row.add(column) } else { 0.0 };
+                }
             }
         }
     }

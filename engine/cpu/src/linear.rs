@@ -13,6 +13,9 @@ use super::weights::{PackedMatrix, PackedWeights};
 
 /// Neighbouring panels that one item computes; small enough to share out, long enough to stream.
 const ITEM_PANELS: usize = 4;
+/// Floats of packed rows that one item reads, once for each panel: they stay in a core's own cache from item to item, and
+/// many rows make items small enough that no thread waits long for the last one.
+const ITEM_FLOATS: usize = 128 << 10;
 const SHRINK_RANKS: usize = 8;
 const EXPAND_COLUMNS: usize = 16 * LANES;
 /// Rows of one adapter that one item computes.
@@ -56,10 +59,17 @@ struct Part {
 pub fn linear(kernels: &Kernels, pool: &mut Pool, weights: &PackedWeights, work: &Linear<'_>, deltas: &[Delta<'_>]) {
     let shrinks = parts(deltas, |delta| delta.module.a.len(), SHRINK_RANKS);
     let panels: usize = work.matrices.iter().map(|(matrix, _)| matrix.panels).sum();
-    let items = shrinks.len() + panels.div_ceil(ITEM_PANELS);
+    let k = work.matrices.first().map_or(0, |(matrix, _)| matrix.columns);
+    let tile_floats = k * work.tiles.iter().map(|tile| tile.rows).max().unwrap_or(0);
+    let chunks: Vec<&[Tile]> = work.tiles.chunks((ITEM_FLOATS / tile_floats.max(1)).max(1)).collect();
+    let groups = panels.div_ceil(ITEM_PANELS);
+    let items = shrinks.len() + chunks.len() * groups;
     pool.run(items, 1, &|item, _| match shrinks.get(item) {
         Some(part) => shrink(kernels, work, &deltas[part.delta], part),
-        None => products(kernels, weights, work, (item - shrinks.len()) * ITEM_PANELS),
+        None => {
+            let item = item - shrinks.len();
+            products(kernels, weights, work, item % groups * ITEM_PANELS, chunks[item / groups]);
+        }
     });
     let expands = parts(deltas, |delta| delta.outputs, EXPAND_COLUMNS);
     pool.run(expands.len(), 1, &|item, _| {
@@ -81,8 +91,8 @@ fn parts(deltas: &[Delta<'_>], length: impl Fn(&Delta<'_>) -> usize, step: usize
     parts
 }
 
-/// The panels `first..first + ITEM_PANELS` of all matrices laid end to end.
-fn products(kernels: &Kernels, weights: &PackedWeights, work: &Linear<'_>, first: usize) {
+/// The panels `first..first + ITEM_PANELS` of all matrices laid end to end, for some of the tiles.
+fn products(kernels: &Kernels, weights: &PackedWeights, work: &Linear<'_>, first: usize, tiles: &[Tile]) {
     let mut start = 0;
     for (matrix, column) in work.matrices {
         let from = first.max(start) - start;
@@ -97,7 +107,7 @@ fn products(kernels: &Kernels, weights: &PackedWeights, work: &Linear<'_>, first
                     panel_bytes: matrix.panel_bytes,
                     panel_count: to - from,
                     k: matrix.columns,
-                    tiles: work.tiles,
+                    tiles,
                     x: work.packed.get(),
                     y: work.y.get().add(column + from * LANES),
                     y_stride: work.y_stride,

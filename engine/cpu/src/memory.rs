@@ -1,6 +1,7 @@
-//! Large zeroed memory that costs nothing until it is touched.
+//! Large zeroed memory that costs nothing until it is touched, and floats on whole cache lines.
 
 use std::io;
+use std::ops::{Deref, DerefMut};
 
 use memmap2::MmapMut;
 
@@ -31,6 +32,43 @@ impl Memory {
 
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.map.as_deref_mut().unwrap_or(&mut [])
+    }
+}
+
+/// Sixteen floats, a cache line.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([f32; 16]);
+
+/// Floats that begin on a cache line: a vector lies in one line, and two threads' columns in different ones.
+#[derive(Default)]
+pub struct Floats {
+    lines: Vec<Line>,
+}
+
+impl Floats {
+    /// Makes room for at least so many; those that come are zero.
+    pub fn grow(&mut self, floats: usize) {
+        let lines = floats.div_ceil(16);
+        if self.lines.len() < lines {
+            self.lines.resize(lines, Line([0.0; 16]));
+        }
+    }
+}
+
+impl Deref for Floats {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        // SAFETY: lines are sixteen floats each and nothing else.
+        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), 16 * self.lines.len()) }
+    }
+}
+
+impl DerefMut for Floats {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), 16 * self.lines.len()) }
     }
 }
 

@@ -94,14 +94,12 @@ unsafe fn scores<S: Simd, const Q: usize>(item: &AttentionItem<'_>, first: usize
         let mut acc = [S::splat(0.0); Q];
         for d in 0..item.head_dim {
             let k = S::load(keys.add(d * LANES));
-            for i in 0..Q {
-                acc[i] = S::fma(S::splat(*(*queries.add(i)).q.add(d)), k, acc[i]);
-            }
+            each!(i < Q, acc[i] = S::fma(S::splat(*(*queries.add(i)).q.add(d)), k, acc[i]));
         }
-        for i in 0..Q {
+        each!(i < Q, {
             let row = item.scores.add((first + i) * item.scores_stride);
             S::store(row.add(group * LANES), S::mul(acc[i], scale));
-        }
+        });
     }
     for i in 0..Q {
         let row = item.scores.add((first + i) * item.scores_stride);
@@ -153,29 +151,21 @@ unsafe fn mix<S: Simd, const Q: usize, const V: usize>(item: &AttentionItem<'_>,
     for t in 0..shared {
         let value = value_at(item, t).add(dim);
         let mut vs = [S::load(value); V];
-        for v in 1..V {
-            vs[v] = S::load(value.add(v * LANES));
-        }
-        for i in 0..Q {
+        each!(v < V, vs[v] = S::load(value.add(v * LANES)));
+        each!(i < Q, {
             let p = S::splat(*weights.add(i * item.scores_stride + t));
-            for v in 0..V {
-                acc[i][v] = S::fma(p, vs[v], acc[i][v]);
-            }
-        }
+            each!(v < V, acc[i][v] = S::fma(p, vs[v], acc[i][v]));
+        });
     }
-    for i in 0..Q {
+    each!(i < Q, {
         let query = &*queries.add(i);
         for t in shared..=query.position {
             let value = value_at(item, t).add(dim);
             let p = S::splat(*weights.add(i * item.scores_stride + t));
-            for v in 0..V {
-                acc[i][v] = S::fma(p, S::load(value.add(v * LANES)), acc[i][v]);
-            }
+            each!(v < V, acc[i][v] = S::fma(p, S::load(value.add(v * LANES)), acc[i][v]));
         }
-        for v in 0..V {
-            S::store(query.out.add(dim + v * LANES), acc[i][v]);
-        }
-    }
+        each!(v < V, S::store(query.out.add(dim + v * LANES), acc[i][v]));
+    });
 }
 
 #[inline(always)]

@@ -94,12 +94,16 @@ pub unsafe fn shrink<S: Simd>(item: &ShrinkItem<'_>) {
 unsafe fn shrink_stored<S: Simd, E: Stored<S>>(item: &ShrinkItem<'_>) {
     let mut rank = 0;
     while rank < item.a.len() {
-        let left = item.a.len() - rank;
-        let ranks = if left >= 4 { 4 } else { 1 };
+        let ranks = match item.a.len() - rank {
+            8.. if item.rows < 4 && S::PANELS == 4 => 8,
+            4.. => 4,
+            _ => 1,
+        };
         let mut row = 0;
         while row < item.rows {
             let rows = if item.rows - row >= 4 { 4 } else { 1 };
             match (ranks, rows) {
+                (8, _) => shrink_tile::<S, E, 8, 1>(item, rank, row),
                 (4, 4) => shrink_tile::<S, E, 4, 4>(item, rank, row),
                 (4, _) => shrink_tile::<S, E, 4, 1>(item, rank, row),
                 (_, 4) => shrink_tile::<S, E, 1, 4>(item, rank, row),
@@ -123,22 +127,15 @@ unsafe fn shrink_tile<S: Simd, E: Stored<S>, const J: usize, const R: usize>(
     let mut k = 0;
     while k < item.k {
         let mut xs = [S::load(x.add(k)); R];
-        for r in 1..R {
-            xs[r] = S::load(x.add(r * item.x_stride + k));
-        }
-        for j in 0..J {
+        each!(r < R, xs[r] = S::load(x.add(r * item.x_stride + k)));
+        each!(j < J, {
             let w = E::load((*a.add(j)).0, k);
-            for r in 0..R {
-                acc[j][r] = S::fma(w, xs[r], acc[j][r]);
-            }
-        }
+            each!(r < R, acc[j][r] = S::fma(w, xs[r], acc[j][r]));
+        });
         k += LANES;
     }
-    for j in 0..J {
-        for r in 0..R {
-            *item.t.add((row + r) * item.t_stride + rank + j) = S::sum(acc[j][r]);
-        }
-    }
+    let t = item.t.add(row * item.t_stride + rank);
+    each!(j < J, each!(r < R, *t.add(r * item.t_stride + j) = S::sum(acc[j][r])));
 }
 
 /// # Safety
@@ -156,12 +153,17 @@ pub unsafe fn expand<S: Simd>(item: &ExpandItem<'_>) {
 unsafe fn expand_stored<S: Simd, E: Stored<S>>(item: &ExpandItem<'_>) {
     let mut vector = 0;
     while vector < item.vectors {
-        let vectors = if item.vectors - vector >= 4 { 4 } else { 1 };
+        let vectors = match item.vectors - vector {
+            16.. if item.rows < 4 && S::PANELS == 4 => 16,
+            4.. => 4,
+            _ => 1,
+        };
         let column = item.first_column + vector * LANES;
         let mut row = 0;
         while row < item.rows {
             let rows = if item.rows - row >= 4 { 4 } else { 1 };
             match (vectors, rows) {
+                (16, _) => expand_tile::<S, E, 16, 1>(item, column, row),
                 (4, 4) => expand_tile::<S, E, 4, 4>(item, column, row),
                 (4, _) => expand_tile::<S, E, 4, 1>(item, column, row),
                 (_, 4) => expand_tile::<S, E, 1, 4>(item, column, row),
@@ -183,21 +185,18 @@ unsafe fn expand_tile<S: Simd, E: Stored<S>, const V: usize, const R: usize>(
     let t = item.t.add(row * item.t_stride);
     for (j, b) in item.b.iter().enumerate() {
         let mut ts = [S::splat(*t.add(j)); R];
-        for r in 1..R {
-            ts[r] = S::splat(*t.add(r * item.t_stride + j));
-        }
-        for v in 0..V {
+        each!(r < R, ts[r] = S::splat(*t.add(r * item.t_stride + j)));
+        each!(v < V, {
             let w = E::load(b.0, column + v * LANES);
-            for r in 0..R {
-                acc[v][r] = S::fma(w, ts[r], acc[v][r]);
-            }
-        }
+            each!(r < R, acc[v][r] = S::fma(w, ts[r], acc[v][r]));
+        });
     }
     let scale = S::splat(item.scale);
-    for r in 0..R {
-        for v in 0..V {
-            let y = item.y.add((row + r) * item.y_stride + column + v * LANES);
+    let y = item.y.add(row * item.y_stride + column);
+    each!(r < R, {
+        each!(v < V, {
+            let y = y.add(r * item.y_stride + v * LANES);
             S::store(y, S::fma(scale, acc[v][r], S::load(y)));
-        }
-    }
+        });
+    });
 }
