@@ -92,4 +92,24 @@ pub(crate) fn optional_count_or_percentage(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
+/// What a container asks for and may have at most. Claims of dynamic resources are left out: they belong to a pod that names
+/// them, and a pool's pods name none.
+pub(crate) fn optional_resources(_: &mut SchemaGenerator) -> Schema {
+    let amounts = json_schema!({
+        "type": "object",
+        "maxProperties": 32,
+        "additionalProperties": { "x-kubernetes-int-or-string": true, "pattern": QUANTITY_PATTERN },
+    });
+    json_schema!({
+        "type": "object",
+        "nullable": true,
+        "description": "What each container asks for (`requests`) and may have at most (`limits`), as in every pod.",
+        "properties": { "limits": amounts, "requests": amounts },
+    })
+}
+
+/// As Kubernetes writes amounts: `100m`, `1Gi`, `2e3`.
+const QUANTITY_PATTERN: &str =
+    r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?[0-9]+))?$";
+
 const DIGEST_PATTERN: &str = "^sha256:[0-9a-f]{64}$";

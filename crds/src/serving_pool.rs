@@ -85,6 +85,7 @@ pub struct EngineTemplate {
     #[serde(default)]
     pub backend: Backend,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::schema::optional_resources")]
     pub resources: Option<ResourceRequirements>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 32))]
@@ -181,6 +182,7 @@ pub struct GatewayTemplate {
     #[schemars(length(min = 1, max = 512))]
     pub image: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::schema::optional_resources")]
     pub resources: Option<ResourceRequirements>,
     #[serde(default)]
     pub service_type: GatewayServiceType,
