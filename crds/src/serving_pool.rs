@@ -119,7 +119,9 @@ pub enum Backend {
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("!has(self.hostCacheBytes) || !has(self.diskCacheBytes) || self.hostCacheBytes <= self.diskCacheBytes")
-        .message("hostCacheBytes is above diskCacheBytes: what is in memory also lies on the disk")
+        .message("hostCacheBytes is above diskCacheBytes: what is in memory also lies on the disk"),
+    validation = Rule::new("!has(self.maxSequences) || !has(self.maxStepTokens) || self.maxSequences <= self.maxStepTokens")
+        .message("maxSequences is above maxStepTokens: a step has a token of each sequence that runs")
 )]
 pub struct Capacity {
     /// Distinct adapters in one batch.

@@ -237,3 +237,19 @@ fn error_codes_are_documented() {
     let missing: Vec<_> = codes.iter().filter(|(code, _)| !documented.contains(&format!("`{code}`"))).collect();
     assert!(missing.is_empty(), "not in docs/OPERATIONS.md: {missing:?}");
 }
+
+/// The programs' Dockerfiles are one text, with the compiler that everything else is built with.
+#[test]
+fn dockerfiles_are_alike_and_use_the_pinned_compiler() {
+    let read = |path: &str| std::fs::read_to_string(repository().join(path)).unwrap();
+    let toolchain = read("rust-toolchain.toml");
+    let version = toolchain.lines().find_map(|line| line.strip_prefix("channel = ")).unwrap().trim_matches('"');
+    for program in ["operator", "gateway", "engine"] {
+        let text = read(&format!("{program}/Dockerfile"));
+        assert!(
+            text.contains(&format!("FROM rust:{version}-")),
+            "{program}/Dockerfile builds with another Rust than {version}"
+        );
+        assert_eq!(text.replace(program, "engine"), read("engine/Dockerfile"), "{program}/Dockerfile");
+    }
+}

@@ -174,6 +174,10 @@ impl Node {
             if begun.elapsed() > PATIENCE {
                 bail!("still running after {PATIENCE:?}: {left:?}");
             }
+            // A parent of one inside that stands still, as one does whose child was stopped, does not see its child end.
+            for process in left {
+                Shell::new("kill").args(["-KILL", &process.id.to_string()]).finish()?;
+            }
             std::thread::sleep(POLL);
         }
     }

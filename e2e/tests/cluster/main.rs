@@ -3,6 +3,7 @@
 
 mod apply_to_answer;
 mod one_batch;
+mod long_prompt;
 mod openai_client;
 mod refusals;
 mod changed_content;

@@ -47,7 +47,7 @@ fn check(kubectl: &Kubectl, manifest: &str, expected: &str) {
 }
 
 /// Kind, name, spec, and what the refusal says ("" when accepted). A later line may change an earlier object.
-const CASES: [(&str, &str, &str, &str); 34] = [
+const CASES: [(&str, &str, &str, &str); 40] = [
     (BASE, "base", "{source: {uri: 's3://models/m', endpoint: 'http://s3:9000'}}", ""),
     (BASE, "none", "{}", "spec.source: Required value"),
     (BASE, "scheme", "{source: {uri: 'ftp://models/m'}}", "spec.source.uri"),
@@ -133,6 +133,22 @@ const CASES: [(&str, &str, &str, &str); 34] = [
         "caches",
         "{baseModelRef: {name: base}, capacity: {hostCacheBytes: 9000000, diskCacheBytes: 8000000}}",
         "hostCacheBytes is above diskCacheBytes",
+    ),
+    (
+        POOL,
+        "steps",
+        "{baseModelRef: {name: base}, capacity: {maxSequences: 64, maxStepTokens: 32}}",
+        "maxSequences is above maxStepTokens",
+    ),
+    (POOL, "even", "{baseModelRef: {name: base}, capacity: {maxSequences: 64, maxStepTokens: 64}}", ""),
+    (POOL, "none-at-once", "{baseModelRef: {name: base}, capacity: {maxSequences: 0}}", "greater than or equal to 1"),
+    (POOL, "small", "{baseModelRef: {name: base}, capacity: {pageBudget: 1000}}", "greater than or equal to 1048576"),
+    (POOL, "amount", "{baseModelRef: {name: base}, engine: {resources: {limits: {memory: much}}}}", "limits.memory"),
+    (
+        POOL,
+        "claims",
+        "{baseModelRef: {name: base}, engine: {resources: {claims: [{name: gpu}]}}}",
+        "field not declared in schema",
     ),
     (POOL, "standstill", "{baseModelRef: {name: base}, upgrade: {maxSurge: 0}}", "no pod can ever be replaced"),
     (
