@@ -10,6 +10,7 @@ pub mod state;
 pub mod accounts;
 
 pub mod moves;
+pub mod upload;
 pub mod schedule;
 
 pub mod pace;

@@ -28,8 +28,12 @@ pub struct Limits {
     pub max_fetches: u32,
     /// Host memory for adapters.
     pub host_cache_bytes: u64,
-    /// Adapter bytes written to the device in one step; one adapter may exceed it alone.
+    /// Adapter bytes written to the device in one step; a larger adapter is written in pieces.
     pub upload_bytes_per_step: u64,
+    /// How long a step may take longer for them while somebody waits for its tokens.
+    pub upload_time_per_step: Duration,
+    /// So many bytes are written all the same, however slow the machine is: adapters get on, and small ones in one step.
+    pub upload_bytes_min: u64,
     /// After this wait, a sequence that lacks only a place for its adapter gets one from whoever has held it longest.
     pub age_max: Duration,
     /// Connections that are open at once; more wait to be accepted.
@@ -66,6 +70,8 @@ impl Default for Limits {
             max_fetches: 4,
             host_cache_bytes: 256 << 20,
             upload_bytes_per_step: 64 << 20,
+            upload_time_per_step: Duration::from_millis(5),
+            upload_bytes_min: 4 << 20,
             age_max: Duration::from_secs(2),
             max_connections: 4096,
             head_time_max: Duration::from_secs(75),

@@ -165,6 +165,7 @@ impl Meter {
     pub fn moved(&self, moves: &[Move]) {
         for step in moves {
             let name = match step {
+                Move::Write(..) => continue,
                 Move::DropHost(..) => "DropHost",
                 Move::Fetch(..) => "Fetch",
                 Move::DropDevice(..) => "DropDevice",
@@ -178,7 +179,7 @@ impl Meter {
     pub fn stepped(&self, batch: &Batch, drawn: &[Drawn], from: Instant, to: Instant) {
         let mut adapters: Vec<_> = batch.segments.iter().filter_map(|segment| segment.adapter).collect();
         adapters.dedup();
-        let uploaded: usize = batch.uploads.iter().map(|upload| upload.pages.len()).sum();
+        let uploaded: usize = batch.uploads.iter().map(|upload| upload.part.len()).sum();
         self.step.observe((to - from).as_secs_f64());
         self.step_adapters.observe(adapters.len() as f64);
         self.step_adapter_pages.observe(uploaded as f64);

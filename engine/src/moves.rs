@@ -1,6 +1,6 @@
 //! Which adapters to bring nearer and which to let go: `Tiers -> Moves`, without clock or IO.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
 use lorafleet_artifact::Digest;
@@ -18,7 +18,10 @@ pub enum HostTier {
 pub struct Row {
     pub digest: Digest,
     pub host: HostTier,
+    /// It holds its pages on the device.
     pub device: bool,
+    /// So many of them are still to be written; nobody can use it before.
+    pub pages_left: u32,
     /// In host memory; 0 while unknown.
     pub bytes: u64,
     /// On the device; 0 while unknown.
@@ -35,6 +38,16 @@ pub struct Row {
     pub may_fetch: bool,
 }
 
+impl Row {
+    fn on_device(&self) -> bool {
+        self.device && self.pages_left == 0
+    }
+
+    fn is_uploading(&self) -> bool {
+        self.device && self.pages_left > 0
+    }
+}
+
 /// What `decide` looks at.
 #[derive(Clone, Debug)]
 pub struct Tiers {
@@ -47,6 +60,7 @@ pub struct Tiers {
     pub page_bytes: u64,
     pub host_bytes_total: u64,
     pub fetches_max: u32,
+    /// For the next step.
     pub upload_bytes_max: u64,
 }
 
@@ -60,6 +74,8 @@ pub enum Reason {
     HostFull,
     /// Another adapter needs its device pages.
     DeviceFull,
+    /// Nobody waits any more for what is half uploaded.
+    Unwanted,
 }
 
 /// In the order in which to do them.
@@ -68,7 +84,10 @@ pub enum Move {
     DropHost(Digest, Reason),
     Fetch(Digest, Reason),
     DropDevice(Digest, Reason),
+    /// Take its device pages.
     Upload(Digest, Reason),
+    /// Write so many more of them in the next step.
+    Write(Digest, u32),
     /// Its floor cannot be kept: the pinned adapters would take more than half of all pages.
     RefuseFloor(Digest),
 }
@@ -123,7 +142,7 @@ impl<'a> Plan<'a> {
     /// The host copy to let go first among those wanted later than `place`.
     fn host_victim(&self, place: usize) -> Option<usize> {
         let candidates = self.rows.iter().enumerate().filter(|(_, row)| {
-            let needed = !row.device && self.place(&row.digest) <= place;
+            let needed = row.is_uploading() || (!row.device && self.place(&row.digest) <= place);
             row.host == HostTier::Present && !(row.pinned && row.floor >= Floor::Host) && !needed
         });
         let urgency = |row: &Row| if row.device { usize::MAX } else { self.place(&row.digest) };
@@ -137,10 +156,12 @@ impl<'a> Plan<'a> {
         self.moves.push(Move::DropHost(row.digest, Reason::HostFull));
     }
 
+    /// Each once.
     fn wanted(&self) -> Vec<(Digest, Reason)> {
         let demanded = self.tiers.demand.iter().map(|digest| (*digest, Reason::Demand));
         let floors = self.rows.iter().filter(|row| floor_wants_fetch(row)).map(|row| (row.digest, Reason::Floor));
-        demanded.chain(floors).collect()
+        let mut seen = HashSet::new();
+        demanded.chain(floors).filter(|(digest, _)| seen.insert(*digest)).collect()
     }
 
     fn fetch(&mut self) {
@@ -173,32 +194,92 @@ impl<'a> Plan<'a> {
         true
     }
 
+    /// Goes on with what is half uploaded and begins what is wanted, in the order of the queue, as far as the step has room
+    /// for bytes. Who does not get on to its end leaves up to half of the step to those behind it that do: it is never
+    /// kept from getting on, and never keeps small ones waiting for long.
     fn upload(&mut self) {
-        let mut written = 0;
-        for (digest, reason) in self.wanted() {
-            let Some(index) = self.index.get(&digest).copied() else { continue };
-            let Some(row) = self.rows.get(index).cloned() else { continue };
-            let for_floor = reason == Reason::Floor;
-            if row.device || row.host != HostTier::Present || (for_floor && row.floor < Floor::Device) {
+        let wanted = self.wanted();
+        self.drop_unwanted(&wanted);
+        let page_bytes = self.tiers.page_bytes.max(1);
+        let mut left = u32::try_from(self.tiers.upload_bytes_max / page_bytes).unwrap_or(u32::MAX).max(1);
+        let half = left.div_ceil(2);
+        let mut cut = false;
+        for (at, (digest, reason)) in wanted.iter().enumerate() {
+            if left == 0 {
+                break;
+            }
+            let fits = |missing: &u32| !cut || *missing <= left;
+            let Some(missing) = self.missing(digest, *reason).filter(fits) else { continue };
+            if !self.take_pages(digest, *reason) {
                 continue;
             }
-            if for_floor && row.pinned && self.pinned_pages() + row.pages > self.tiers.pages_total / 2 {
-                self.moves.push(Move::RefuseFloor(digest));
-                continue;
+            let spare = left.saturating_sub(half);
+            let others = wanted.get(at + 1..).unwrap_or_default().iter();
+            let others = others.filter_map(|(digest, reason)| self.missing(digest, *reason));
+            let kept = if missing <= left { 0 } else { others.filter(|missing| *missing <= spare).sum() };
+            let pages = missing.min(left - spare.min(kept));
+            cut |= pages < missing;
+            left -= pages;
+            self.write(digest, pages);
+        }
+        self.move_on(&wanted);
+    }
+
+    fn write(&mut self, digest: &Digest, pages: u32) {
+        if let Some(row) = self.index.get(digest).and_then(|index| self.rows.get_mut(*index)) {
+            row.pages_left -= pages;
+            self.moves.push(Move::Write(*digest, pages));
+        }
+    }
+
+    /// One page for each that has begun and got nothing, so that no stream of others keeps it from its end.
+    fn move_on(&mut self, wanted: &[(Digest, Reason)]) {
+        let written = |step: &Move| if let Move::Write(digest, _) = step { Some(*digest) } else { None };
+        let written: HashSet<Digest> = self.moves.iter().filter_map(written).collect();
+        for (digest, reason) in wanted.iter().filter(|(digest, _)| !written.contains(digest)) {
+            let begun = self.index.get(digest).and_then(|index| self.rows.get(*index)).is_some_and(Row::is_uploading);
+            if begun && self.missing(digest, *reason).is_some() {
+                self.write(digest, 1);
             }
-            let bytes = u64::from(row.pages) * self.tiers.page_bytes;
-            if written > 0 && written + bytes > self.tiers.upload_bytes_max {
-                return;
-            }
-            if !self.make_device_room(row.pages, &digest) {
-                continue;
-            }
-            written += bytes;
-            self.pages_available -= row.pages;
-            if let Some(row) = self.rows.get_mut(index) {
-                row.device = true;
-            }
-            self.moves.push(Move::Upload(digest, reason));
+        }
+    }
+
+    /// Pages that an adapter lacks on the device and could be given; `None` if there is nothing to do.
+    fn missing(&self, digest: &Digest, reason: Reason) -> Option<u32> {
+        let row = self.rows.get(*self.index.get(digest)?)?;
+        let for_host_only = reason == Reason::Floor && row.floor < Floor::Device;
+        let pages = if row.device { row.pages_left } else { row.pages };
+        (pages > 0 && row.host == HostTier::Present && !for_host_only).then_some(pages)
+    }
+
+    /// Whether an adapter has its pages on the device, from now on or since before.
+    fn take_pages(&mut self, digest: &Digest, reason: Reason) -> bool {
+        let Some(index) = self.index.get(digest).copied() else { return false };
+        let Some(row) = self.rows.get(index).cloned() else { return false };
+        if row.device {
+            return true;
+        }
+        if reason == Reason::Floor && row.pinned && self.pinned_pages() + row.pages > self.tiers.pages_total / 2 {
+            self.moves.push(Move::RefuseFloor(*digest));
+            return false;
+        }
+        if !self.make_device_room(row.pages, digest) {
+            return false;
+        }
+        self.pages_available -= row.pages;
+        if let Some(row) = self.rows.get_mut(index) {
+            (row.device, row.pages_left) = (true, row.pages);
+        }
+        self.moves.push(Move::Upload(*digest, reason));
+        true
+    }
+
+    fn drop_unwanted(&mut self, wanted: &[(Digest, Reason)]) {
+        let wanted: HashSet<Digest> = wanted.iter().map(|(digest, _)| *digest).collect();
+        for row in self.rows.iter_mut().filter(|row| row.is_uploading() && !wanted.contains(&row.digest)) {
+            (row.device, row.pages_left) = (false, 0);
+            self.pages_available += row.pages;
+            self.moves.push(Move::DropDevice(row.digest, Reason::Unwanted));
         }
     }
 
@@ -255,7 +336,7 @@ fn floor_wants_fetch(row: &Row) -> bool {
         Floor::Disk => !row.verified,
         // Without a pin the floor is a start condition only; keeping it would undo each eviction at once.
         Floor::Host => row.host == HostTier::Absent && !row.device && (row.pinned || !row.verified),
-        Floor::Device => !row.device && (row.pinned || !row.verified || row.host == HostTier::Present),
+        Floor::Device => !row.on_device() && (row.pinned || !row.verified || row.host == HostTier::Present),
     }
 }
 
@@ -270,7 +351,8 @@ mod tests {
         Digest::from_bytes([number; 32])
     }
 
-    /// `letters` per row: H host, D device, L leased, P pinned to its floor, F fetching; the number is the age order.
+    /// `letters` per row: H host, D device, U half of it, L leased, P pinned to its floor, F fetching; the number is the
+    /// age order.
     fn row(number: u8, letters: &str, floor: Floor) -> Row {
         Row {
             digest: digest(number),
@@ -279,7 +361,8 @@ mod tests {
                 letters if letters.contains('H') => HostTier::Present,
                 _ => HostTier::Absent,
             },
-            device: letters.contains('D'),
+            device: letters.contains(['D', 'U']),
+            pages_left: u32::from(letters.contains('U')),
             bytes: 10,
             pages: 2,
             leases: u32::from(letters.contains('L')),
@@ -315,21 +398,29 @@ mod tests {
             &[1, 2],
             9,
             99,
-            &[Move::Fetch(digest(1), Demand), Move::Upload(digest(2), Demand)],
+            &[Move::Fetch(digest(1), Demand), Move::Upload(digest(2), Demand), Move::Write(digest(2), 2)],
         );
         // At most two fetches at once; one is on its way already.
         let rows = vec![row(1, "F", none), row(2, "", none), row(3, "", none)];
         check(rows, &[1, 2, 3], 9, 99, &[Move::Fetch(digest(2), Demand)]);
         // Bytes per step are limited.
         let rows = vec![row(1, "H", none), row(2, "H", none), row(3, "H", none)];
-        check(rows, &[3, 2, 1], 9, 99, &[Move::Upload(digest(3), Demand), Move::Upload(digest(2), Demand)]);
+        let (third, second) = (digest(3), digest(2));
+        let written = |digest| [Move::Upload(digest, Demand), Move::Write(digest, 2)];
+        check(rows, &[3, 2, 1], 9, 99, &[written(third), written(second)].concat());
     }
 
     #[test]
     fn room_is_made_by_the_longest_idle_and_never_by_the_leased_or_pinned() {
         let none = Floor::None;
         let rows = vec![row(1, "HDL", none), row(2, "HDP", Floor::Device), row(3, "HD", none), row(4, "H", none)];
-        check(rows, &[4], 0, 99, &[Move::DropDevice(digest(3), DeviceFull), Move::Upload(digest(4), Demand)]);
+        check(
+            rows,
+            &[4],
+            0,
+            99,
+            &[Move::DropDevice(digest(3), DeviceFull), Move::Upload(digest(4), Demand), Move::Write(digest(4), 2)],
+        );
         check(vec![row(1, "HDL", none), row(4, "H", none)], &[4], 1, 99, &[]);
         // Who is wanted sooner keeps its place.
         check(vec![row(1, "HD", none), row(4, "H", none)], &[1, 4], 0, 99, &[]);
@@ -353,9 +444,48 @@ mod tests {
             99,
             &[Move::Fetch(digest(1), Reason::Floor), Move::Fetch(digest(2), Reason::Floor)],
         );
-        check(vec![row(1, "HP", Floor::Device)], &[], 9, 99, &[Move::Upload(digest(1), Reason::Floor)]);
+        let uploaded = [Move::Upload(digest(1), Reason::Floor), Move::Write(digest(1), 2)];
+        check(vec![row(1, "HP", Floor::Device)], &[], 9, 99, &uploaded);
         let mut big = row(1, "HP", Floor::Device);
         big.pages = 9;
         check(vec![big], &[], 16, 99, &[Move::RefuseFloor(digest(1))]);
+    }
+
+    #[test]
+    fn a_large_one_is_written_in_pieces_and_lets_small_ones_pass() {
+        let none = Floor::None;
+        let large = |left: u32| {
+            let (pages, pages_left) = (40, left);
+            Row { pages, pages_left, device: left < pages, ..row(1, "H", none) }
+        };
+        let begun = [Move::Upload(digest(1), Demand), Move::Write(digest(1), 4)];
+        check(vec![large(40)], &[1], 40, 99, &begun);
+        check(vec![large(36)], &[1], 0, 99, &[Move::Write(digest(1), 4)]);
+        check(vec![large(3)], &[1], 0, 99, &[Move::Write(digest(1), 3)]);
+        // Half of the step is for one behind it that gets whole by it; who does not has to wait.
+        let small = || row(2, "H", none);
+        let passed = [Move::Write(digest(1), 2), Move::Upload(digest(2), Demand), Move::Write(digest(2), 2)];
+        check(vec![large(36), small()], &[1, 2], 9, 99, &passed);
+        let medium = Row { pages: 3, ..small() };
+        check(vec![large(36), medium], &[1, 2], 9, 99, &[Move::Write(digest(1), 4)]);
+        // Before its turn, one that has begun gets on by a page.
+        let late = Row { floor: Floor::Device, pinned: true, ..large(36) };
+        let first = [Move::Upload(digest(2), Demand), Move::Write(digest(2), 2)];
+        let both = [&first[..], &[Move::Upload(digest(3), Demand), Move::Write(digest(3), 2)]].concat();
+        let slow = [&both[..], &[Move::Write(digest(1), 1)]].concat();
+        check(vec![late, small(), row(3, "H", none)], &[2, 3], 9, 99, &slow);
+    }
+
+    #[test]
+    fn half_an_adapter_keeps_its_host_copy_and_goes_when_nobody_waits_for_it() {
+        let none = Floor::None;
+        check(vec![row(1, "HU", none)], &[], 9, 99, &[Move::DropDevice(digest(1), Reason::Unwanted)]);
+        check(vec![row(1, "HU", none)], &[1], 9, 5, &[Move::Write(digest(1), 1)]);
+        check(vec![row(1, "HUP", Floor::Device)], &[], 9, 99, &[Move::Write(digest(1), 1)]);
+        // Its pages go to who is served sooner.
+        let rows = vec![row(1, "HU", none), row(2, "H", none)];
+        let moves =
+            [Move::DropDevice(digest(1), DeviceFull), Move::Upload(digest(2), Demand), Move::Write(digest(2), 2)];
+        check(rows, &[2, 1], 0, 99, &moves);
     }
 }

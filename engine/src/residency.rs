@@ -1,12 +1,12 @@
 //! Which adapters there are, and on which tier each one is. Identity is the digest; names live elsewhere.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lorafleet_artifact::{Claims, Digest, Reason};
 use lorafleet_backend::HostAdapter;
-use lorafleet_backend::batch::{PageBudget, PageId, ResidentId};
+use lorafleet_backend::batch::{PageBudget, PageId, ResidentId, Upload};
 use lorafleet_crds::wire::{Floor, Tier};
 
 use crate::limits::Limits;
@@ -96,6 +96,16 @@ enum Host {
 struct Device {
     resident: ResidentId,
     pages: Vec<PageId>,
+    /// So many of the pages are written, by the next step at the latest. Nobody uses it before all are.
+    written: u32,
+    /// What is written into them, until all are.
+    from: Option<Arc<HostAdapter>>,
+}
+
+impl Device {
+    fn pages_left(&self) -> u32 {
+        self.pages.len() as u32 - self.written
+    }
 }
 
 /// A fetch that failed; until `retry_at` its answer is given again without another try.
@@ -134,8 +144,17 @@ impl Entry {
         Arc::strong_count(&self.users) as u32 - 1
     }
 
+    /// The device copy, if it is whole.
+    fn on_device(&self) -> Option<&Device> {
+        self.device.as_ref().filter(|device| device.pages_left() == 0)
+    }
+
+    fn is_uploading(&self) -> bool {
+        self.device.as_ref().is_some_and(|device| device.pages_left() > 0)
+    }
+
     fn tier(&self) -> Tier {
-        match (&self.device, &self.host) {
+        match (self.on_device(), &self.host) {
             (Some(_), _) => Tier::Device,
             (None, Host::Present(_)) => Tier::Host,
             _ if self.on_disk => Tier::Disk,
@@ -184,6 +203,8 @@ pub struct Residency {
     next_resident: u64,
     /// Grows with every change that may lead to a move.
     changes: u64,
+    /// Half on the device.
+    uploading: BTreeSet<Digest>,
 }
 
 const RETRY_FIRST: Duration = Duration::from_secs(1);
@@ -305,16 +326,18 @@ impl Residency {
         self.entries.get(digest).map_or(0, |entry| entry.pages - pinned_pages(entry))
     }
 
+    /// Its device copy, once the next step has it whole.
     pub fn resident(&self, digest: &Digest) -> Option<ResidentId> {
-        self.entries.get(digest)?.device.as_ref().map(|device| device.resident)
+        self.entries.get(digest)?.on_device().map(|device| device.resident)
     }
 
-    /// A copy is in host memory, ready to be uploaded.
-    pub fn is_on_host(&self, digest: &Digest) -> bool {
-        self.entries.get(digest).is_some_and(|entry| matches!(entry.host, Host::Present(_)))
+    /// A copy is in host memory and no upload is under way that would be followed by its own: what it lacks is room.
+    pub fn lacks_room(&self, digest: &Digest) -> bool {
+        let lacks = |entry: &Entry| matches!(entry.host, Host::Present(_)) && entry.device.is_none();
+        self.uploading.is_empty() && self.entries.get(digest).is_some_and(lacks)
     }
 
-    /// On the device, used by nobody, not held there by a floor.
+    /// On the device, whole or on its way, used by nobody, not held there by a floor.
     pub fn is_idle(&self, digest: &Digest) -> bool {
         self.entries.get(digest).is_some_and(idle)
     }
@@ -371,30 +394,41 @@ impl Residency {
             return None;
         }
         let device = entry.device.take()?;
+        self.uploading.remove(digest);
         entry.evictions += 1;
         pages.release_adapter(&device.pages);
         Some(device.resident)
     }
 
-    /// Takes pages for a device copy. The caller puts the upload into the next batch.
-    pub fn place(
-        &mut self,
-        digest: &Digest,
-        pages: &mut Pages,
-        now: Instant,
-    ) -> Option<(ResidentId, Arc<HostAdapter>, Vec<PageId>)> {
+    /// Takes all the pages of a device copy; `write` fills them.
+    pub fn place(&mut self, digest: &Digest, pages: &mut Pages) {
         self.changes += 1;
-        let entry = self.entries.get_mut(digest)?;
-        let Host::Present(adapter) = &entry.host else { return None };
+        let Some(entry) = self.entries.get_mut(digest) else { return };
+        let Host::Present(adapter) = &entry.host else { return };
         if entry.device.is_some() {
-            return None;
+            return;
         }
-        let taken = pages.take_adapter(entry.pages)?;
+        let Some(taken) = pages.take_adapter(entry.pages) else { return };
         let resident = ResidentId(self.next_resident);
         self.next_resident += 1;
-        entry.device = Some(Device { resident, pages: taken.clone() });
+        entry.device = Some(Device { resident, pages: taken, written: 0, from: Some(adapter.clone()) });
+        self.uploading.insert(*digest);
+    }
+
+    /// The next piece of a device copy that has its pages. The caller puts it into the next batch.
+    pub fn write(&mut self, digest: &Digest, pages: u32, now: Instant) -> Option<Upload> {
+        self.changes += 1;
+        let entry = self.entries.get_mut(digest)?;
         entry.touched = now;
-        Some((resident, adapter.clone(), taken))
+        let device = entry.device.as_mut()?;
+        let part = device.written..device.written + pages.min(device.pages_left());
+        let adapter = device.from.clone()?;
+        device.written = part.end;
+        if device.pages_left() == 0 {
+            device.from = None;
+            self.uploading.remove(digest);
+        }
+        Some(Upload { resident: device.resident, adapter, pages: device.pages.clone(), part })
     }
 
     /// A floor that cannot be kept: the adapter is served on demand, and the report says why its floor is not met.
@@ -407,11 +441,13 @@ impl Residency {
         }
     }
 
-    /// Takes back a device copy that was never written.
+    /// Takes back a device copy that is not there.
     pub fn forget_resident(&mut self, resident: ResidentId, pages: &mut Pages) {
         self.changes += 1;
-        let held = |entry: &&mut Entry| entry.device.as_ref().is_some_and(|device| device.resident == resident);
-        if let Some(device) = self.entries.values_mut().find(held).and_then(|entry| entry.device.take()) {
+        let held = |entry: &Entry| entry.device.as_ref().is_some_and(|device| device.resident == resident);
+        let Some((digest, entry)) = self.entries.iter_mut().find(|(_, entry)| held(entry)) else { return };
+        self.uploading.remove(digest);
+        if let Some(device) = entry.device.take() {
             pages.release_adapter(&device.pages);
         }
     }
@@ -432,6 +468,23 @@ impl Residency {
     pub fn device_pages(&self) -> u32 {
         let devices = self.entries.values().filter_map(|entry| entry.device.as_ref());
         devices.map(|device| device.pages.len() as u32).sum()
+    }
+
+    /// What is half on the device is listed, and can still be written.
+    ///
+    /// # Errors
+    /// What is broken.
+    pub fn check(&self) -> Result<(), String> {
+        let uploading = self.entries.iter().filter(|(_, entry)| entry.is_uploading());
+        let uploading: BTreeSet<Digest> = uploading.map(|(digest, _)| *digest).collect();
+        if uploading != self.uploading {
+            return Err(format!("{uploading:?} are half on the device, listed are {:?}", self.uploading));
+        }
+        let lost = self.entries.iter().find(|(_, entry)| {
+            let source = entry.device.as_ref().is_some_and(|device| device.from.is_some());
+            source != entry.is_uploading() || (source && !matches!(entry.host, Host::Present(_)))
+        });
+        lost.map_or(Ok(()), |(digest, _)| Err(format!("{digest} is half on the device without its host copy")))
     }
 
     /// Frees the least recently used idle adapter's device pages.
@@ -472,6 +525,7 @@ impl Residency {
                     Host::Present(_) => HostTier::Present,
                 },
                 device: entry.device.is_some(),
+                pages_left: entry.device.as_ref().map_or(0, Device::pages_left),
                 bytes: entry.bytes,
                 pages: entry.pages,
                 leases: entry.leases(),

@@ -4,12 +4,13 @@
 //! one page read under other weights, one token computed twice, and the answer differs from the same prompt alone.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use lorafleet_artifact::{Digest, Fitted};
 use lorafleet_backend::HostAdapter;
-use lorafleet_backend::batch::{Batch, PageBudget, ResidentId, Sampled, SampledRow, Segment};
+use lorafleet_backend::batch::{Batch, PageBudget, ResidentId, Sampled, SampledRow, Segment, Upload};
 use lorafleet_backend::{Backend, BackendError, Ticket};
 use lorafleet_crds::wire::Floor;
 use tokio::sync::mpsc as events;
@@ -80,17 +81,47 @@ enum Cell {
     Token(u32, Option<ResidentId>),
 }
 
+/// The machine as the test sees it.
+#[derive(Default)]
+struct Watched {
+    /// Fail now and then.
+    faults: AtomicBool,
+    /// Adapters that were made whole by a second or later piece.
+    pieces: AtomicU64,
+}
+
 struct Machine {
     budget: PageBudget,
     limits: Limits,
     pages: Vec<Vec<Cell>>,
     residents: BTreeMap<ResidentId, (Digest, Vec<u32>)>,
     digests: BTreeMap<ResidentId, Digest>,
+    /// Residents of which so many pages are written.
+    begun: BTreeMap<ResidentId, (u32, Vec<u32>)>,
+    watched: Arc<Watched>,
+    random: Random,
     result: Option<Sampled>,
-    steps: Arc<Mutex<u64>>,
 }
 
 impl Machine {
+    fn upload(&mut self, upload: &Upload) {
+        let pages: Vec<u32> = upload.pages.iter().map(|page| page.0).collect();
+        assert!(!upload.part.is_empty(), "an empty piece");
+        assert!(!self.residents.contains_key(&upload.resident), "whole already");
+        let (written, before) = self.begun.remove(&upload.resident).unwrap_or((0, pages.clone()));
+        assert_eq!((upload.part.start, &pages), (written, &before), "not the next piece");
+        for page in &pages[upload.part.start as usize..upload.part.end as usize] {
+            self.pages[*page as usize].fill(Cell::Adapter(upload.resident));
+        }
+        self.digests.insert(upload.resident, upload.adapter.digest);
+        if upload.part.end as usize == pages.len() {
+            self.watched.pieces.fetch_add(u64::from(upload.part.start > 0), Ordering::Relaxed);
+            self.residents.insert(upload.resident, (upload.adapter.digest, pages));
+        } else {
+            self.begun.insert(upload.resident, (upload.part.end, pages));
+        }
+    }
+
     fn write(&mut self, segment: &Segment) -> Vec<u32> {
         let width = self.budget.page_tokens as usize;
         if let Some(resident) = segment.adapter {
@@ -124,16 +155,22 @@ impl Backend for Machine {
     }
 
     fn submit(&mut self, batch: &Batch) -> Result<Ticket, BackendError> {
-        for resident in &batch.drops {
-            assert!(self.residents.remove(resident).is_some(), "an unknown resident was dropped");
+        let faults = self.watched.faults.load(Ordering::Relaxed);
+        if faults && self.random.below(300) == 0 {
+            let what = "broken on purpose".to_owned();
+            return Err(BackendError::BadBatch { step: batch.step, what });
         }
-        for upload in &batch.uploads {
-            let pages: Vec<u32> = upload.pages.iter().map(|page| page.0).collect();
-            for page in &pages {
-                self.pages[*page as usize].fill(Cell::Adapter(upload.resident));
+        for resident in &batch.drops {
+            let known = self.residents.remove(resident).is_some() || self.begun.remove(resident).is_some();
+            assert!(known, "an unknown resident was dropped");
+        }
+        batch.uploads.iter().for_each(|upload| self.upload(upload));
+        if faults && self.random.below(300) == 0 {
+            for upload in &batch.uploads {
+                self.residents.remove(&upload.resident);
+                self.begun.remove(&upload.resident);
             }
-            self.digests.insert(upload.resident, upload.adapter.digest);
-            self.residents.insert(upload.resident, (upload.adapter.digest, pages));
+            return Err(BackendError::Failed("broken on purpose".to_owned()));
         }
         let rows: usize = batch.segments.iter().map(|segment| segment.tokens.len()).sum();
         assert!(rows <= self.limits.max_step_tokens as usize);
@@ -156,7 +193,6 @@ impl Backend for Machine {
             }
         }
         self.result = Some(sampled);
-        *self.steps.lock().unwrap() += 1;
         Ok(Ticket(batch.step))
     }
 
@@ -194,11 +230,13 @@ struct World {
     now: Instant,
     done: u64,
     cached: u64,
+    watched: Arc<Watched>,
     _snapshot: watch::Receiver<Arc<Snapshot>>,
 }
 
 impl World {
     fn new(seed: u64, limits: Limits, pages: u32) -> Self {
+        let watched = Arc::<Watched>::default();
         let budget = PageBudget { page_bytes: 64, pages, page_tokens: 4 };
         let machine = Machine {
             budget,
@@ -206,8 +244,10 @@ impl World {
             pages: vec![vec![Cell::Unwritten; 4]; pages as usize],
             residents: BTreeMap::new(),
             digests: BTreeMap::new(),
+            begun: BTreeMap::new(),
+            watched: watched.clone(),
+            random: Random(seed * 2 + 1),
             result: None,
-            steps: Arc::default(),
         };
         let pending = Arc::new(Mutex::new(Vec::new()));
         let (snapshot, shown) = watch::channel(Arc::new(Snapshot::default()));
@@ -228,6 +268,7 @@ impl World {
             now: Instant::now(),
             done: 0,
             cached: 0,
+            watched,
             _snapshot: shown,
         };
         for number in 0..ADAPTERS {
@@ -340,6 +381,9 @@ impl World {
                 assert_eq!(finish, if stopped { Finish::Stop } else { Finish::Length });
                 self.done += 1;
             }
+            Some(Err(refusal)) if refusal.code == "BackendFailed" => {
+                assert!(self.watched.faults.load(Ordering::Relaxed), "{refusal} without a fault");
+            }
             Some(Err(refusal)) => {
                 let broken = client.owner == KvOwner::Adapter(digest(BROKEN));
                 let of_broken = ["Malformed", "ModelNotFound", "DigestMismatch", "NotFound", "SourceForbidden"];
@@ -405,6 +449,8 @@ fn limits() -> Limits {
         max_step_tokens: 16,
         host_cache_bytes: 40,
         upload_bytes_per_step: 200,
+        upload_bytes_min: 128,
+        upload_time_per_step: Duration::ZERO,
         age_max: Duration::from_millis(300),
         max_fetches: 2,
         // So that no pause of this machine changes a run.
@@ -413,9 +459,10 @@ fn limits() -> Limits {
     }
 }
 
-fn fuzz(seed: u64) -> (u64, u64) {
+fn fuzz(seed: u64) -> [u64; 3] {
     let pages = 24 + (seed % 5) as u32 * 8;
     let mut world = World::new(seed, limits(), pages);
+    world.watched.faults.store(seed % 4 == 0, Ordering::Relaxed);
     for _ in 0..600 {
         match world.random.below(12) {
             0..4 => world.random_request(),
@@ -438,21 +485,22 @@ fn fuzz(seed: u64) -> (u64, u64) {
         world.step();
     }
     world.settle();
-    (world.done, world.cached)
+    [world.done, world.cached, world.watched.pieces.load(Ordering::Relaxed)]
 }
 
 #[test]
 fn every_answer_equals_its_answer_alone_whatever_happens_around_it() {
-    let (mut done, mut cached) = (0, 0);
+    let mut sums = [0; 3];
     for seed in 0..60 {
         let outcome = std::panic::catch_unwind(|| fuzz(seed));
-        let (finished, found) = outcome.unwrap_or_else(|cause| {
+        let outcome = outcome.unwrap_or_else(|cause| {
             eprintln!("seed {seed} failed");
             std::panic::resume_unwind(cause)
         });
-        done += finished;
-        cached += found;
+        sums.iter_mut().zip(outcome).for_each(|(sum, found)| *sum += found);
     }
+    let [done, cached, pieces] = sums;
+    assert!(pieces > 300, "only {pieces} adapters came in pieces: the simulation tests nothing");
     assert!(done > 3_000, "only {done} requests were answered: the simulation tests nothing");
     assert!(cached > 3_000, "only {cached} tokens came from the prefix cache: the simulation tests nothing");
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Instant;
 
 use lorafleet_artifact::Digest;
+use lorafleet_backend::BackendError;
 use lorafleet_backend::batch::{
     Batch, PageBudget, PageId, ResidentId, Sampled, SampledRow, Segment, SequenceId, Upload,
 };
@@ -17,6 +18,7 @@ use crate::refusal::Refusal;
 use crate::residency::Residency;
 use crate::schedule::{Schedule, Yield};
 use crate::sequence::{Event, Finish, NewSequence, Sequence, TokenEvent};
+use crate::upload::UploadPace;
 
 #[derive(Debug)]
 pub struct State {
@@ -31,6 +33,7 @@ pub struct State {
     pub pace: Pace,
     /// Sequences that have started since this process did.
     pub admissions: u64,
+    upload_pace: UploadPace,
     /// For the next batch.
     drops: Vec<ResidentId>,
     uploads: Vec<Upload>,
@@ -64,6 +67,7 @@ impl State {
             accounts: Accounts::default(),
             pace: Pace::default(),
             admissions: 0,
+            upload_pace: UploadPace::default(),
             drops: Vec::new(),
             uploads: Vec::new(),
             steps: 0,
@@ -188,6 +192,15 @@ impl State {
         self.waiting.iter().any(|sequence| sequence.owner != KvOwner::Base)
     }
 
+    /// Somebody waits for the end of the next step, and not for an adapter.
+    fn somebody_computes(&self) -> bool {
+        let could_start = |sequence: &Sequence| match sequence.owner {
+            KvOwner::Base => true,
+            KvOwner::Adapter(digest) => self.residency.resident(&digest).is_some(),
+        };
+        !self.running.is_empty() || self.waiting.iter().any(could_start)
+    }
+
     pub fn tiers(&self, now: Instant) -> Tiers {
         Tiers {
             rows: self.residency.rows(now),
@@ -197,7 +210,7 @@ impl State {
             page_bytes: self.budget.page_bytes,
             host_bytes_total: self.limits.host_cache_bytes,
             fetches_max: self.limits.max_fetches,
-            upload_bytes_max: self.limits.upload_bytes_per_step,
+            upload_bytes_max: self.upload_pace.bytes(&self.limits, self.somebody_computes()),
         }
     }
 
@@ -215,11 +228,8 @@ impl State {
                     let dropped = self.residency.drop_device(digest, &mut self.pages);
                     self.forget(dropped);
                 }
-                Move::Upload(digest, _) => {
-                    if let Some((resident, adapter, pages)) = self.residency.place(digest, &mut self.pages, now) {
-                        self.uploads.push(Upload { resident, adapter, pages });
-                    }
-                }
+                Move::Upload(digest, _) => self.residency.place(digest, &mut self.pages),
+                Move::Write(digest, pages) => self.uploads.extend(self.residency.write(digest, *pages, now)),
                 Move::RefuseFloor(digest) => {
                     let message = format!(
                         "pinned adapters may take {} of {} pages; {digest} needs {} beside {} pinned ones",
@@ -235,12 +245,13 @@ impl State {
         fetches
     }
 
-    /// The backend forgets a resident; an upload that has not been sent yet is taken back instead.
+    /// The backend forgets a resident; a piece that has not been sent yet is taken back, and if it is the first, the
+    /// backend never hears of it.
     fn forget(&mut self, dropped: Option<ResidentId>) {
         let Some(resident) = dropped else { return };
-        let before = self.uploads.len();
+        let unheard = self.uploads.iter().any(|upload| upload.resident == resident && upload.part.start == 0);
         self.uploads.retain(|upload| upload.resident != resident);
-        if self.uploads.len() == before {
+        if !unheard {
             self.drops.push(resident);
         }
     }
@@ -353,6 +364,8 @@ impl State {
 
     /// Takes a step's results: tokens to their readers, full pages to the prefix cache, ended sequences away.
     pub fn commit(&mut self, batch: &Batch, sampled: Sampled, now: Instant) -> Vec<Drawn> {
+        let pages: u64 = batch.uploads.iter().map(|upload| upload.part.len() as u64).sum();
+        self.upload_pace.wrote(pages * self.budget.page_bytes, sampled.upload_time);
         let mut rows: HashMap<SequenceId, SampledRow> =
             sampled.rows.into_iter().map(|row| (row.sequence, row)).collect();
         let segments: HashMap<SequenceId, u32> =
@@ -398,18 +411,26 @@ impl State {
         }
     }
 
-    /// A step that the backend did not do: its sequences end with an error, its uploads did not happen.
-    pub fn abort(&mut self, batch: &Batch, message: &str) {
+    /// A step that the backend did not do: its sequences end with an error, and what it uploads is not there.
+    pub fn abort(&mut self, batch: &Batch, error: &BackendError) {
         let (gone, kept) = std::mem::take(&mut self.running)
             .into_iter()
             .partition::<Vec<_>, _>(|sequence| batch.segments.iter().any(|segment| segment.sequence == sequence.id));
         self.running = kept;
         for sequence in &gone {
-            sequence.send(Event::Failed(Refusal::new(500, "BackendFailed", message)));
+            sequence.send(Event::Failed(Refusal::new(500, "BackendFailed", error.to_string())));
         }
         self.let_go(gone);
+        // What it did not even begin is still to do: the drops, and those of adapters whose first pieces it has.
+        let untouched = matches!(error, BackendError::BadBatch { .. });
+        if untouched {
+            self.drops.extend(&batch.drops);
+        }
         for upload in &batch.uploads {
             self.residency.forget_resident(upload.resident, &mut self.pages);
+            if untouched && upload.part.start > 0 {
+                self.drops.push(upload.resident);
+            }
         }
     }
 
@@ -422,6 +443,7 @@ impl State {
     /// The relations that hold between steps, or what is broken.
     pub fn check(&self) -> Result<(), String> {
         self.pages.check()?;
+        self.residency.check()?;
         let mut leases = BTreeMap::new();
         let mut readers: BTreeMap<PageId, u32> = BTreeMap::new();
         for sequence in &self.running {

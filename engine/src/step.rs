@@ -189,7 +189,7 @@ impl Stepper {
         match result {
             Ok(sampled) => {
                 let rows: usize = batch.segments.iter().map(|segment| segment.tokens.len()).sum();
-                self.state.pace.stepped(rows as u32, begun.elapsed());
+                self.state.pace.stepped(rows as u32, begun.elapsed().saturating_sub(sampled.upload_time));
                 let drawn = self.state.commit(batch, sampled, done);
                 self.changed |= drawn.iter().any(|token| token.finish.is_some());
                 self.meter.stepped(batch, &drawn, now, done);
@@ -198,7 +198,7 @@ impl Stepper {
                 tracing::error!(step = batch.step, %error, "the backend did not do the step");
                 self.changed = true;
                 self.meter.step_failed();
-                self.state.abort(batch, &error.to_string());
+                self.state.abort(batch, &error);
             }
         }
     }

@@ -1,7 +1,9 @@
 //! What one step asks of a backend, as plain data. Ids, never pointers.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::HostAdapter;
 
@@ -36,14 +38,20 @@ impl Batch {
     }
 }
 
-/// The last hop, host to device pages. Only `Backend::submit` writes device memory.
+/// The last hop, host to device pages, whole or one piece of several steps. Only `Backend::submit` writes device memory.
+///
+/// The pieces of a resident follow each other without a gap and without another adapter's bytes: the first begins at 0,
+/// and the one that ends at `pages.len()` makes it usable, for the segments of the same batch too. All its pages are its
+/// own from the first piece on, and `drops` may name it after any of them.
 #[derive(Clone, Debug)]
 pub struct Upload {
     pub resident: ResidentId,
     /// Never mutated: scale and layout are applied to the copy.
     pub adapter: Arc<HostAdapter>,
-    /// As many as `Layout::of(adapter, page_bytes).pages`, in that order.
+    /// As many as `Layout::of(adapter, page_bytes).pages`, in that order. The same in each piece.
     pub pages: Vec<PageId>,
+    /// What to write in this step, as indexes into `pages`. Not empty.
+    pub part: Range<u32>,
 }
 
 /// Consecutive new tokens of one sequence: a prefill chunk, or one decode token.
@@ -99,6 +107,8 @@ pub struct Seen {
 #[derive(Clone, Debug, Default)]
 pub struct Sampled {
     pub rows: Vec<SampledRow>,
+    /// How much longer the step took because of its uploads.
+    pub upload_time: Duration,
 }
 
 #[derive(Clone, Debug)]

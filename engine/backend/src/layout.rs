@@ -3,6 +3,8 @@
 //! Row j of A (`[in]`) and row j of B transposed (`[out]`) are the two vectors that rank j needs, so both lie as rows:
 //! contiguous, 64-byte aligned, never across two pages. Ranks are exact: nothing is padded to another adapter's rank.
 
+use std::ops::Range;
+
 use lorafleet_artifact::{FittedModule, FloatType, ModuleId};
 
 /// Each row starts at a multiple of this many bytes, and its stride is one.
@@ -84,6 +86,18 @@ impl Rows {
             place
         })
     }
+
+    /// Those of the rows, counted from 0, that lie in some of the adapter's pages.
+    pub fn within(self, pages: &Range<u32>, page_bytes: u64) -> Range<u32> {
+        // Rows in pages before this one. The page of the first row may have been full already.
+        let before = |page: u32| {
+            let Some(further) = page.checked_sub(self.page).filter(|further| *further > 0) else { return 0 };
+            let first = page_bytes.saturating_sub(self.offset) / self.stride;
+            let each = page_bytes / self.stride;
+            (first + u64::from(further - 1) * each).min(self.count.into()) as u32
+        };
+        before(pages.start)..before(pages.end)
+    }
 }
 
 struct Cursor {
@@ -136,6 +150,12 @@ mod tests {
             for rows in layout.modules.iter().flat_map(|module| [module.a, module.b]) {
                 let places: Vec<(u32, u64)> = rows.places(page_bytes).collect();
                 assert_eq!(places.len(), rows.count as usize);
+                for (start, end) in [(0, 1), (1, 3), (0, layout.pages), (layout.pages / 2, layout.pages)] {
+                    let within = rows.within(&(start..end), page_bytes);
+                    let lies = |page: &(u32, u64)| (start..end).contains(&page.0);
+                    assert_eq!(within.len(), places.iter().filter(|place| lies(place)).count());
+                    assert!(places[within.start as usize..within.end as usize].iter().all(lies));
+                }
                 taken.extend(places.into_iter().map(|(page, offset)| (page, offset, offset + rows.stride)));
             }
             assert_eq!(taken.len(), 2 * (100 + 1 + 31 + 256));

@@ -34,6 +34,7 @@ pub enum BackendError {
     /// nothing was computed.
     #[error("step {step}: {what}")]
     BadBatch { step: u64, what: String },
+    /// The step's drops are done all the same, and the residents of its uploads are gone with all their pieces.
     #[error("the backend failed: {0}")]
     Failed(String),
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lorafleet_backend::batch::{Batch, PageBudget, PageId, ResidentId, Segment};
+use lorafleet_backend::batch::{Batch, PageBudget, PageId, ResidentId, Segment, Upload};
 use lorafleet_backend::model::Shape;
 
 use super::resident::Resident;
@@ -34,20 +34,28 @@ pub fn check(batch: &Batch, known: &Known<'_>) -> Result<(), String> {
         holder.filter(|holder| !dropped.contains(holder))
     };
     for upload in &batch.uploads {
-        if known.residents.contains_key(&upload.resident) || !uploaded.insert(upload.resident) {
-            return Err(format!("uploads {:?} again", upload.resident));
+        let id = upload.resident;
+        if !uploaded.insert(id) {
+            return Err(format!("uploads {id:?} again"));
+        }
+        check_part(upload, known.residents.get(&id).filter(|_| !dropped.contains(&id)))?;
+        if upload.part.start > 0 {
+            continue;
         }
         if let Some(page) = upload.pages.iter().find(|page| page.0 >= known.budget.pages) {
             return Err(format!("uploads to {page:?} of {} pages", known.budget.pages));
         }
         for page in &upload.pages {
-            if let Some(other) = staying(*page).or(coming.insert(*page, upload.resident)) {
-                return Err(format!("uploads {:?} to {page:?}, which {other:?} holds", upload.resident));
+            if let Some(other) = staying(*page).or(coming.insert(*page, id)) {
+                return Err(format!("uploads {id:?} to {page:?}, which {other:?} holds"));
             }
         }
     }
-    let resident =
-        |id: &ResidentId| uploaded.contains(id) || (known.residents.contains_key(id) && !dropped.contains(id));
+    let ends = |upload: &Upload| upload.part.end as usize == upload.pages.len();
+    let whole: BTreeSet<ResidentId> =
+        batch.uploads.iter().filter(|upload| ends(upload)).map(|upload| upload.resident).collect();
+    let there = |id: &ResidentId| known.residents.get(id).is_some_and(Resident::is_whole) && !dropped.contains(id);
+    let resident = |id: &ResidentId| whole.contains(id) || there(id);
     let held = |page: &PageId| staying(*page).or(coming.get(page).copied());
     let mut sequences = BTreeSet::new();
     for segment in &batch.segments {
@@ -57,6 +65,24 @@ pub fn check(batch: &Batch, known: &Known<'_>) -> Result<(), String> {
         check_segment(segment, known, &resident, &held).map_err(|what| format!("{:?}: {what}", segment.sequence))?;
     }
     Ok(())
+}
+
+/// Whether a piece is the next one of its resident.
+fn check_part(upload: &Upload, begun: Option<&Resident>) -> Result<(), String> {
+    let (id, part, pages) = (upload.resident, &upload.part, upload.pages.len());
+    if part.is_empty() || part.end as usize > pages {
+        return Err(format!("uploads {part:?} of the {pages} pages of {id:?}"));
+    }
+    match begun {
+        None if part.start == 0 => Ok(()),
+        None => Err(format!("uploads {part:?} of {id:?}, which has not begun")),
+        Some(resident) if part.start == 0 || resident.is_whole() => Err(format!("uploads {:?} again", id)),
+        Some(resident) if part.start != resident.written() => {
+            Err(format!("uploads {part:?} of {id:?}, of which {} pages are written", resident.written()))
+        }
+        Some(resident) if upload.pages != resident.pages => Err(format!("uploads {id:?} to other pages than before")),
+        Some(_) => Ok(()),
+    }
 }
 
 fn check_segment(

@@ -21,8 +21,9 @@ mod weights;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::time::Instant;
 
-use lorafleet_backend::batch::{Batch, PageBudget, ResidentId, SampledRow, Upload};
+use lorafleet_backend::batch::{Batch, PageBudget, ResidentId, Sampled, SampledRow, Upload};
 use lorafleet_backend::layout::Layout;
 use lorafleet_backend::model::{Model, Shape};
 use lorafleet_backend::{Backend, BackendError, Ticket};
@@ -70,7 +71,7 @@ pub struct CpuBackend {
     holders: Vec<Option<ResidentId>>,
     scratch: Scratch,
     last_step: Option<u64>,
-    done: Option<(u64, lorafleet_backend::batch::Sampled)>,
+    done: Option<(u64, Sampled)>,
 }
 
 impl CpuBackend {
@@ -119,7 +120,8 @@ impl CpuBackend {
         })
     }
 
-    fn check(&self, batch: &Batch) -> Result<Vec<Layout>, String> {
+    /// For each upload that begins, where its rows lie.
+    fn check(&self, batch: &Batch) -> Result<Vec<Option<Layout>>, String> {
         let known = check::Known {
             shape: &self.shape,
             budget: self.budget,
@@ -131,7 +133,12 @@ impl CpuBackend {
             return Err(format!("step {ticket} has not been waited for"));
         }
         check::check(batch, &known)?;
-        batch.uploads.iter().map(|upload| self.layout(upload)).collect()
+        let begins = |upload: &&Upload| upload.part.start == 0;
+        batch
+            .uploads
+            .iter()
+            .map(|upload| Some(upload).filter(begins).map(|upload| self.layout(upload)).transpose())
+            .collect()
     }
 
     fn layout(&self, upload: &Upload) -> Result<Layout, String> {
@@ -152,15 +159,32 @@ impl CpuBackend {
         }
     }
 
-    fn upload(&mut self, upload: &Upload, layout: &Layout) -> Result<(), String> {
-        let (modules, data) = (&upload.adapter.fitted.modules, &upload.adapter.bytes);
-        let arena = Shared::of(self.arena.bytes_mut());
-        let resident = Resident::upload(&self.shape, layout, modules, data, &upload.pages, arena)?;
-        for page in &upload.pages {
-            self.holders[page.0 as usize] = Some(upload.resident);
+    /// Writes one piece. `layout` is given with the first.
+    fn upload(&mut self, upload: &Upload, layout: Option<Layout>) -> Result<(), String> {
+        if let Some(layout) = layout {
+            let arena = Shared::of(self.arena.bytes_mut());
+            let resident = Resident::new(&self.shape, layout, upload, arena)?;
+            for page in &upload.pages {
+                self.holders[page.0 as usize] = Some(upload.resident);
+            }
+            self.residents.insert(upload.resident, resident);
         }
-        self.residents.insert(upload.resident, resident);
-        Ok(())
+        let resident = self.residents.get_mut(&upload.resident);
+        resident.ok_or_else(|| format!("{:?} has not begun", upload.resident))?.write(upload, &mut self.pool)
+    }
+
+    fn do_step(&mut self, batch: &Batch, layouts: Vec<Option<Layout>>) -> Result<Sampled, String> {
+        self.drop_residents(&batch.drops);
+        let begun = Instant::now();
+        for (upload, layout) in batch.uploads.iter().zip(layouts) {
+            self.upload(upload, layout)?;
+        }
+        let upload_time = begun.elapsed();
+        let rows = self.compute(batch);
+        if self.pool.poisoned() {
+            return Err("a compute thread has panicked".into());
+        }
+        Ok(Sampled { rows, upload_time })
     }
 
     /// Computes the segments and draws the tokens that are asked for.
@@ -213,19 +237,15 @@ impl Backend for CpuBackend {
         let bad = |what: String| BackendError::BadBatch { step: batch.step, what };
         let layouts = self.check(batch).map_err(bad)?;
         self.last_step = Some(batch.step);
-        self.drop_residents(&batch.drops);
-        for (upload, layout) in batch.uploads.iter().zip(&layouts) {
-            self.upload(upload, layout).map_err(BackendError::Failed)?;
-        }
-        let rows = self.compute(batch);
-        if self.pool.poisoned() {
-            return Err(BackendError::Failed("a compute thread has panicked".into()));
-        }
-        self.done = Some((batch.step, lorafleet_backend::batch::Sampled { rows }));
+        let sampled = self.do_step(batch, layouts).map_err(|what| {
+            self.drop_residents(&batch.uploads.iter().map(|upload| upload.resident).collect::<Vec<_>>());
+            BackendError::Failed(what)
+        })?;
+        self.done = Some((batch.step, sampled));
         Ok(Ticket(batch.step))
     }
 
-    fn wait(&mut self, ticket: Ticket) -> Result<lorafleet_backend::batch::Sampled, BackendError> {
+    fn wait(&mut self, ticket: Ticket) -> Result<Sampled, BackendError> {
         match self.done.take() {
             Some((step, sampled)) if step == ticket.0 => Ok(sampled),
             other => {

@@ -93,18 +93,22 @@ fn an_adapter_dropped_and_uploaded_again_answers_the_same() {
     let all: Vec<Job> = jobs.iter().map(|(_, job, _)| job.clone()).collect();
     let before = world.runner.generate(&all, 16);
     let shape = world.runner.model.shape().base();
-    // Dropped in one order and uploaded in the other, so that every adapter gets other pages.
-    let mut moved = BTreeMap::new();
     let adapters: Vec<(String, ResidentId)> =
         world.models.iter().filter_map(|(name, id, _)| id.map(|id| (name.clone(), id))).collect();
-    for (_, resident) in &adapters {
-        world.runner.drop_resident(*resident);
+    let mut residents: BTreeMap<ResidentId, ResidentId> = adapters.iter().map(|(_, id)| (*id, *id)).collect();
+    // Whole and in pieces, all at the same time.
+    for pages_per_step in [u32::MAX / 2, 1, 2, 5] {
+        for resident in residents.values() {
+            world.runner.drop_resident(*resident);
+        }
+        // Dropped in one order and uploaded in the other, so that every adapter gets other pages.
+        for (name, first) in adapters.iter().rev() {
+            let adapter = load_adapter(&cases_folder().join(name), &shape);
+            residents.insert(*first, world.runner.upload(&adapter));
+        }
+        world.runner.write_pending(pages_per_step);
+        let again: Vec<Job> =
+            all.iter().map(|job| Job { adapter: job.adapter.map(|first| residents[&first]), ..job.clone() }).collect();
+        assert!(world.runner.generate(&again, 16) == before, "{pages_per_step} pages in a step");
     }
-    for (name, old) in adapters.iter().rev() {
-        let adapter = load_adapter(&cases_folder().join(name), &shape);
-        moved.insert(*old, world.runner.upload(&adapter));
-    }
-    let again: Vec<Job> =
-        all.iter().map(|job| Job { adapter: job.adapter.map(|old| moved[&old]), ..job.clone() }).collect();
-    assert_eq!(world.runner.generate(&again, 16), before);
 }

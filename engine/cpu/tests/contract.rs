@@ -5,6 +5,7 @@
 
 mod support;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use lorafleet_backend::batch::{Batch, PageId, ResidentId, Segment, SequenceId, Upload};
@@ -35,6 +36,7 @@ fn broken_batches_change_nothing() {
         resident: ResidentId(id),
         adapter: Arc::clone(&adapter),
         pages: pages.to_vec(),
+        part: 0..pages.len() as u32,
     };
     let batch = |step: u64| Batch { step, drops: vec![], uploads: vec![], segments: vec![segment()] };
     let backend = &mut runner.backend;
@@ -53,7 +55,8 @@ fn broken_batches_change_nothing() {
         (Batch { drops: vec![ResidentId(9)], ..batch(2) }, "drops ResidentId(9), which is not resident"),
         (Batch { uploads: vec![upload(1, &others)], ..batch(2) }, "uploads ResidentId(1) again"),
         (Batch { uploads: vec![upload(2, &pages)], ..batch(2) }, "which ResidentId(1) holds"),
-        (Batch { uploads: vec![upload(2, &others[1..])], ..batch(2) }, "pages, "),
+        (Batch { uploads: vec![upload(2, &[])], ..batch(2) }, "uploads 0..0 of the 0 pages of ResidentId(2)"),
+        (Batch { uploads: vec![upload(2, &[&others[..], &[PageId(70)]].concat())], ..batch(2) }, "pages, "),
         (
             Batch { uploads: vec![upload(2, &vec![PageId(budget.pages); count as usize])], ..batch(2) },
             "uploads to PageId",
@@ -95,4 +98,61 @@ fn broken_batches_change_nothing() {
     let ticket = backend.submit(&gone).unwrap();
     backend.wait(ticket).unwrap();
     assert!(backend.submit(&Batch { segments: right.segments, ..batch(4) }).is_err());
+}
+
+/// In pieces it is nobody's until the last one is there, and may be dropped before.
+#[test]
+fn a_piece_is_the_next_one_and_the_last_one_makes_it_whole() {
+    let mut runner = Runner::new(&cases_folder().join("base"), 4 << 20, 2);
+    let adapter = load_adapter(&cases_folder().join("all-linear"), &runner.model.shape().base());
+    let count = Layout::of(&adapter.fitted.modules, runner.backend.page_budget().page_bytes).unwrap().pages;
+    assert!(count >= 4, "{count} pages make no pieces");
+    let pages: Vec<PageId> = (10..10 + count).map(PageId).collect();
+    let piece = |id: u64, part: Range<u32>| Upload {
+        resident: ResidentId(id),
+        adapter: Arc::clone(&adapter),
+        pages: pages.clone(),
+        part,
+    };
+    let batch = |step: u64, drops: &[u64], uploads: &[Upload], user: Option<u64>| Batch {
+        step,
+        drops: drops.iter().map(|id| ResidentId(*id)).collect(),
+        uploads: uploads.to_vec(),
+        segments: vec![Segment { adapter: user.map(ResidentId), ..segment() }],
+    };
+    let mut step = 0;
+    let mut submit = |drops: &[u64], uploads: &[Upload], user: Option<u64>| {
+        let batch = batch(step + 1, drops, uploads, user);
+        match runner.backend.submit(&batch) {
+            Ok(ticket) => {
+                step += 1;
+                runner.backend.wait(ticket).map_err(|error| error.to_string()).map(|sampled| sampled.rows)
+            }
+            Err(error) => Err(error.to_string()),
+        }
+    };
+    let mut refused = |uploads: &[Upload], user: Option<u64>, expected: &str| {
+        let error = submit(&[], uploads, user).unwrap_err();
+        assert!(error.contains(expected), "{error}, expected {expected}");
+    };
+    refused(&[piece(1, 1..2)], None, "uploads 1..2 of ResidentId(1), which has not begun");
+    refused(&[piece(1, 0..count + 1)], None, "pages of ResidentId(1)");
+    refused(&[piece(1, 0..0)], None, "uploads 0..0 of the");
+    refused(&[piece(1, 0..2)], Some(1), "ResidentId(1) is not resident");
+    submit(&[], &[piece(1, 0..2)], None).unwrap();
+    let mut refused = |uploads: &[Upload], user: Option<u64>, expected: &str| {
+        let error = submit(&[], uploads, user).unwrap_err();
+        assert!(error.contains(expected), "{error}, expected {expected}");
+    };
+    refused(&[], Some(1), "ResidentId(1) is not resident");
+    refused(&[piece(1, 0..2)], None, "uploads ResidentId(1) again");
+    refused(&[piece(1, 3..4)], None, "of which 2 pages are written");
+    refused(&[piece(2, 0..2)], None, "which ResidentId(1) holds");
+    let elsewhere = Upload { pages: (40..40 + count).map(PageId).collect(), ..piece(1, 2..3) };
+    refused(&[elsewhere], None, "to other pages than before");
+    // Dropped on the way, its pages are free for another one, which goes the whole way.
+    submit(&[1], &[piece(2, 0..1)], None).unwrap();
+    submit(&[], &[piece(2, 1..3)], None).unwrap();
+    let answer = submit(&[], &[piece(2, 3..count)], Some(2)).unwrap();
+    assert_eq!(submit(&[2], &[piece(3, 0..count)], Some(3)).unwrap()[0].logprob, answer[0].logprob);
 }

@@ -33,7 +33,7 @@ impl<'a> Plan<'a> {
                 continue;
             }
             // A copy in host memory lacks only room; one that is still on its way is nobody's fault here.
-            if !on_device && !state.residency.is_on_host(&digest) {
+            if !on_device && !state.residency.lacks_room(&digest) {
                 continue;
             }
             if nobody_runs && !on_device {

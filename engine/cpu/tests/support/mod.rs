@@ -141,8 +141,24 @@ impl Runner {
         self.next_resident += 1;
         let resident = ResidentId(self.next_resident);
         self.held.insert(resident, pages.clone());
-        self.pending.push(Upload { resident, adapter: Arc::clone(adapter), pages });
+        let part = 0..layout.pages;
+        self.pending.push(Upload { resident, adapter: Arc::clone(adapter), pages, part });
         resident
+    }
+
+    /// Writes what is pending, so many pages of each adapter in a step.
+    pub fn write_pending(&mut self, pages_per_step: u32) {
+        let mut left = std::mem::take(&mut self.pending);
+        while !left.is_empty() {
+            for upload in &mut left {
+                let start = upload.part.start;
+                let part = start..(start + pages_per_step).min(upload.part.end);
+                self.pending.push(Upload { part: part.clone(), ..upload.clone() });
+                upload.part.start = part.end;
+            }
+            left.retain(|upload| !upload.part.is_empty());
+            self.step(Vec::new());
+        }
     }
 
     pub fn drop_resident(&mut self, resident: ResidentId) {
