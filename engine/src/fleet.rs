@@ -14,9 +14,11 @@ use lorafleet_crds::wire::{Budgets, Floor, LoadReply, LoadRequest, PlacedAdapter
 
 use crate::engine::Engine;
 use crate::names::{Names, Resolved, check_name};
+use crate::pages::KvOwner;
 use crate::refusal::{Refusal, shown};
 use crate::report;
 use crate::residency::{Enrolment, Loaded, Newcomer};
+use crate::sequence::NewSequence;
 use crate::snapshot::Snapshot;
 use crate::step::Command;
 
@@ -119,6 +121,27 @@ impl Fleet {
     /// 404 or 409, see [`Names::resolve`].
     pub fn resolve(&self, model: &str) -> Result<Resolved, Refusal> {
         self.catalog().names.resolve(model)
+    }
+
+    /// Hands the sequences of a request to the step thread, under what the name means at this very moment: nobody can
+    /// retire that version in between, whatever happened to the name while the request was made into tokens.
+    ///
+    /// # Errors
+    /// As for [`Self::resolve`], `make` and [`Engine::send`].
+    pub fn submit(
+        &self,
+        model: &str,
+        make: impl FnOnce(KvOwner) -> Result<Vec<NewSequence>, Refusal>,
+    ) -> Result<Resolved, Refusal> {
+        let catalog = self.catalog();
+        let resolved = catalog.names.resolve(model)?;
+        let owner = match resolved {
+            Resolved::Base => KvOwner::Base,
+            Resolved::Adapter { digest, .. } => KvOwner::Adapter(digest),
+        };
+        // What retires a version is sent under the same lock.
+        self.engine.send(Command::Submit(make(owner)?))?;
+        Ok(resolved)
     }
 
     /// Whether each adapter with a floor is there or has failed with a type. Stays true once it was: a pod that
@@ -464,3 +487,6 @@ fn read_whole(path: &Path) -> Result<Placement, Refusal> {
     let bytes = std::fs::read(path).map_err(|error| unreadable(error.to_string()))?;
     serde_json::from_slice(&bytes).map_err(|error| unreadable(error.to_string()))
 }
+
+#[cfg(test)]
+mod tests;

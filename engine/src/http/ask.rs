@@ -6,7 +6,6 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::fields::Fields;
-use crate::names::Resolved;
 use crate::refusal::Refusal;
 use crate::sequence::Params;
 use crate::text::{Chat, Message, StopMatcher, TemplateValue, Text, TextError};
@@ -23,7 +22,6 @@ pub struct Ask {
     pub kind: Kind,
     /// As the client wrote it; the base's name if it wrote none.
     pub model: String,
-    pub resolved: Resolved,
     pub prompts: Vec<Arc<[u32]>>,
     /// Choices per prompt.
     pub choices: u32,
@@ -93,10 +91,10 @@ impl Ask {
         text: &Text,
         bounds: Bounds,
         now_unix_s: u64,
-        resolve: impl FnOnce(&str) -> Result<(String, Resolved), Refusal>,
+        resolve: impl FnOnce(&str) -> Result<String, Refusal>,
     ) -> Result<Self, Refusal> {
         let mut fields = Fields::parse(body)?;
-        let (model, resolved) = resolve(&fields.take::<String>("model")?.unwrap_or_default())?;
+        let model = resolve(&fields.take::<String>("model")?.unwrap_or_default())?;
         let prompts = match kind {
             Kind::Chat => vec![chat(&mut fields, text, bounds, now_unix_s)?],
             Kind::Completion => prompts(&mut fields, text, bounds)?,
@@ -107,7 +105,6 @@ impl Ask {
         let ask = Self {
             kind,
             model,
-            resolved,
             params: prompts
                 .iter()
                 .map(|prompt| fitted(&params, prompt.len(), max_tokens, bounds))

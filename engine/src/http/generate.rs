@@ -17,10 +17,8 @@ use super::ask::{Ask, Bounds, Kind};
 use super::shapes::{self, Progress};
 use super::{App, Received, body, json};
 use crate::names::Resolved;
-use crate::pages::KvOwner;
 use crate::refusal::Refusal;
 use crate::sequence::NewSequence;
-use crate::step::Command;
 
 pub async fn chat(State(app): State<Arc<App>>, request: Request<Body>) -> Result<Response, Refusal> {
     run(app, Kind::Chat, request).await
@@ -36,9 +34,9 @@ async fn run(app: Arc<App>, kind: Kind, request: Request<Body>) -> Result<Respon
     app.open()?;
     let received = body(request, app.fleet.engine().limits.max_body_bytes, &app.bodies).await?;
     let ask = parse(app.clone(), kind, received).await?;
-    let choices = submit(&app, &ask, arrived)?;
+    let (resolved, choices) = submit(&app, &ask, arrived)?;
     let reply = reply(&app, &ask)?;
-    let versioned = ask.resolved.versioned();
+    let versioned = resolved.versioned();
     let mut response = if ask.stream {
         streamed(app, ask, reply, choices).await?
     } else {
@@ -65,8 +63,8 @@ async fn parse(app: Arc<App>, kind: Kind, received: Received) -> Result<Ask, Ref
             text_bytes_max: app.base.text_bytes_max,
         };
         let resolve = |model: &str| {
-            let name = if model.is_empty() { &app.base.name } else { model };
-            Ok((name.to_owned(), app.fleet.resolve(model)?))
+            app.fleet.resolve(model)?;
+            Ok(if model.is_empty() { app.base.name.clone() } else { model.to_owned() })
         };
         Ask::parse(kind, &received.bytes, &app.text, bounds, unix_s(), resolve)
     });
@@ -81,35 +79,33 @@ fn random_u64() -> Result<u64, Refusal> {
     getrandom::u64().map_err(|error| Refusal::new(500, "Internal", format!("no random numbers: {error}")))
 }
 
-/// Puts all choices of a request into the queue at once.
-fn submit(app: &App, ask: &Ask, arrived: Instant) -> Result<Vec<Choice>, Refusal> {
-    let engine = app.fleet.engine();
-    let owner = match ask.resolved {
-        Resolved::Base => KvOwner::Base,
-        Resolved::Adapter { digest, .. } => KvOwner::Adapter(digest),
-    };
+/// Puts all choices of a request into the queue at once, under what the model means now.
+fn submit(app: &App, ask: &Ask, arrived: Instant) -> Result<(Resolved, Vec<Choice>), Refusal> {
     let seed = ask.seed.map_or_else(random_u64, Ok)?;
-    let (mut sequences, mut choices) = (Vec::new(), Vec::new());
-    for (prompt, params) in ask.prompts.iter().zip(&ask.params) {
-        let group = app.groups.fetch_add(1, Ordering::Relaxed);
-        for _ in 0..ask.choices {
-            let index = choices.len() as u32;
-            let (events, receiver) = mpsc::channel(params.max_tokens as usize + 1);
-            choices.push(Choice::new(index, receiver, app.text.decoder(), ask.stop.clone()));
-            sequences.push(NewSequence {
-                owner,
-                prompt: prompt.clone(),
-                params: params.clone(),
-                seed: seed.wrapping_add(index.into()),
-                group,
-                events,
-                place: Some(engine.place()?),
-                arrived,
-            });
+    let mut choices = Vec::new();
+    let resolved = app.fleet.submit(&ask.model, |owner| {
+        let mut sequences = Vec::new();
+        for (prompt, params) in ask.prompts.iter().zip(&ask.params) {
+            let group = app.groups.fetch_add(1, Ordering::Relaxed);
+            for _ in 0..ask.choices {
+                let index = choices.len() as u32;
+                let (events, receiver) = mpsc::channel(params.max_tokens as usize + 1);
+                choices.push(Choice::new(index, receiver, app.text.decoder(), ask.stop.clone()));
+                sequences.push(NewSequence {
+                    owner,
+                    prompt: prompt.clone(),
+                    params: params.clone(),
+                    seed: seed.wrapping_add(index.into()),
+                    group,
+                    events,
+                    place: Some(app.fleet.engine().place()?),
+                    arrived,
+                });
+            }
         }
-    }
-    engine.send(Command::Submit(sequences))?;
-    Ok(choices)
+        Ok(sequences)
+    })?;
+    Ok((resolved, choices))
 }
 
 fn reply(app: &App, ask: &Ask) -> Result<Reply, Refusal> {

@@ -1,5 +1,6 @@
 //! Loads, unloads and the races between them and requests.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -159,6 +160,36 @@ async fn loading_in_place_changes_what_new_requests_get() {
     for _ in 0..10 {
         assert_eq!(server.complete("a", &prompt, 1).await.0, 200);
     }
+}
+
+/// A name that is replaced in place is never away, whatever a request for it was doing meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_is_loaded_in_place_again_and_again_always_answers() {
+    let server = Server::start("base", &[]).await;
+    let folders = [variant("plain-r8-qv", server.folder.path(), 1), variant("plain-r8-qv", server.folder.path(), 2)];
+    let load = |number: usize| json!({ "lora_name": "a", "lora_path": folders[number % 2], "load_inplace": true });
+    assert_eq!(server.post("/v1/load_lora_adapter", &load(0)).await.0, 200);
+    // Long texts, so that much of a request's time is the making of tokens.
+    let prompts = vec!["some words and some more of them. ".repeat(14); 24];
+    let body = json!({ "model": "a", "prompt": prompts, "max_tokens": 1, "temperature": 0 });
+    let loading = AtomicBool::new(true);
+    let reload = async {
+        for number in 1..=60 {
+            assert_eq!(server.post("/v1/load_lora_adapter", &load(number)).await.0, 200);
+        }
+        loading.store(false, Ordering::Relaxed);
+    };
+    let ask = async || {
+        let mut answered = 0;
+        while loading.load(Ordering::Relaxed) {
+            let (status, reply) = server.post("/v1/completions", &body).await;
+            assert_eq!(status, 200, "{reply}");
+            answered += 1;
+        }
+        answered
+    };
+    let ((), answered) = tokio::join!(reload, futures::future::join_all((0..6).map(|_| ask())));
+    assert!(answered.iter().sum::<usize>() >= 12, "{answered:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
