@@ -132,11 +132,11 @@ pub struct Capacity {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 256))]
     pub max_rank: Option<u32>,
-    /// Sequences that run at once.
+    /// Sequences that run at once. Default: 32, or `maxStepTokens` if that is less.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65536))]
     pub max_sequences: Option<u32>,
-    /// Tokens of one step, prefill and decode together.
+    /// Tokens of one step, prefill and decode together. Default: 256, or `maxSequences` if that is more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_048_576))]
     pub max_step_tokens: Option<u32>,

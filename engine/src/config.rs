@@ -62,10 +62,10 @@ pub struct Flags {
     /// Largest rank that is accepted [default: 256].
     #[arg(long, env = "LORAFLEET_MAX_RANK")]
     pub max_rank: Option<u32>,
-    /// Sequences that run at once [default: 32].
+    /// Sequences that run at once [default: 32, or --max-step-tokens if that is less].
     #[arg(long, env = "LORAFLEET_MAX_SEQUENCES")]
     pub max_sequences: Option<u32>,
-    /// Tokens of one step, prompts and answers together [default: 256].
+    /// Tokens of one step, prompts and answers together [default: 256, or --max-sequences if that is more].
     #[arg(long, env = "LORAFLEET_MAX_STEP_TOKENS")]
     pub max_step_tokens: Option<u32>,
     /// Time between two tokens, in milliseconds, about which answers are kept while prompts are taken in beside them
@@ -242,12 +242,15 @@ impl Flags {
 
     fn limits(&self, memory_bytes: u64) -> Result<Limits, ConfigError> {
         let base = Limits::default();
+        // Whichever is given alone moves the other's default.
+        let fewest = self.max_step_tokens.unwrap_or(u32::MAX);
+        let max_sequences = self.max_sequences.unwrap_or(base.max_sequences.min(fewest));
         let limits = Limits {
             max_adapters_per_batch: self.max_adapters_per_batch.unwrap_or(base.max_adapters_per_batch),
             max_rank: self.max_rank.unwrap_or(base.max_rank),
-            max_sequences: self.max_sequences.unwrap_or(base.max_sequences),
-            max_step_tokens: self.max_step_tokens.unwrap_or(base.max_step_tokens),
             step_time_max: self.step_ms_max.map_or(base.step_time_max, Duration::from_millis),
+            max_sequences,
+            max_step_tokens: self.max_step_tokens.unwrap_or(base.max_step_tokens.max(max_sequences)),
             max_queued: self.max_queued.unwrap_or(base.max_queued),
             max_connections: self.max_connections.map_or(base.max_connections, |most| most as usize),
             max_body_bytes: self.max_body_bytes.map_or(base.max_body_bytes, |most| most as usize),
@@ -261,6 +264,7 @@ impl Flags {
         let positive = [
             ("max-adapters-per-batch", limits.max_adapters_per_batch),
             ("max-rank", limits.max_rank),
+            ("max-step-tokens", limits.max_step_tokens),
             ("max-sequences", limits.max_sequences),
             ("max-queued", limits.max_queued),
             ("max-connections", self.max_connections.unwrap_or(1)),
@@ -378,11 +382,12 @@ mod tests {
         match (config, expected) {
             (Ok(config), Ok(expected)) => {
                 let shown = format!(
-                    "{} {} pages={} host={} tokens={} sources={}",
+                    "{} {} pages={} host={} sequences={} tokens={} sources={}",
                     config.served_model_name,
                     config.listen,
                     config.page_budget_bytes >> 20,
                     config.limits.host_cache_bytes >> 20,
+                    config.limits.max_sequences,
                     config.limits.max_step_tokens,
                     config.sources.iter().map(|source| source.prefix.to_string()).collect::<Vec<_>>().join(" ")
                 );
@@ -413,23 +418,31 @@ mod tests {
         ] {
             let argument = command.get_arguments().find(|argument| argument.get_id() == name).unwrap();
             let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
-            assert!(help.contains(&format!("[default: {default}]")), "{name}: {help}");
+            let named = [format!("[default: {default}]"), format!("[default: {default},")];
+            assert!(named.iter().any(|named| help.contains(named)), "{name}: {help}");
         }
     }
 
     #[test]
     fn the_file_holds_every_flag_and_limits_follow_the_machine() {
-        check("", Ok("tiny 127.0.0.1:8000 pages=256 host=128 tokens=256 sources="));
+        check("", Ok("tiny 127.0.0.1:8000 pages=256 host=128 sequences=32 tokens=256 sources="));
         check(
             "model = \"s3://models/smollm2\"\nlisten = \"0.0.0.0:9\"\npage_budget = 1048576\nmax_step_tokens = 64\n\
              [[source]]\nprefix = \"s3://models/\"\nendpoint = \"http://s3:9000\"",
-            Ok("smollm2 0.0.0.0:9 pages=1 host=128 tokens=64 sources=s3://models"),
+            Ok("smollm2 0.0.0.0:9 pages=1 host=128 sequences=32 tokens=64 sources=s3://models"),
         );
         check(
             "allowed_source = [\"/a/b/\"]",
-            Ok("tiny 127.0.0.1:8000 pages=256 host=128 tokens=256 sources=file:///a/b"),
+            Ok("tiny 127.0.0.1:8000 pages=256 host=128 sequences=32 tokens=256 sources=file:///a/b"),
         );
-        check("max_step_tokens = 8", Err("less than the 32 of --max-sequences"));
+        // One given alone moves the other's default; both given must go together.
+        let derived = |sequences: u32, tokens: u32| {
+            format!("tiny 127.0.0.1:8000 pages=256 host=128 sequences={sequences} tokens={tokens} sources=")
+        };
+        check("max_sequences = 512", Ok(&derived(512, 512)));
+        check("max_step_tokens = 8", Ok(&derived(8, 8)));
+        check("max_step_tokens = 8\nmax_sequences = 9", Err("less than the 9 of --max-sequences"));
+        check("max_step_tokens = 0", Err("--max-step-tokens: must be at least 1"));
         check("max_sequences = 0", Err("--max-sequences: must be at least 1"));
         check("max_connections = 0", Err("--max-connections: must be at least 1"));
         check("head_timeout_seconds = 0", Err("--head-timeout-seconds: is 0: 1 to 86400 are possible"));
