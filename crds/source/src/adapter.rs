@@ -115,7 +115,7 @@ pub async fn list_adapter(sources: &Sources, uri: &SourceUri) -> Result<ListedAd
         let message = format!("the source '{uri}' is a file, expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}");
         return Err(Refusal::new(Reason::Malformed, message).into());
     }
-    check_folder(listing.names())?;
+    check_folder(listing.names()).map_err(|refusal| listing.refused(refusal))?;
     let (Some(config), Some(weights)) = (listing.file(CONFIG_FILE).cloned(), listing.file(WEIGHTS_FILE).cloned())
     else {
         return Err(Refusal::new(Reason::Malformed, format!("'{uri}' lacks a file of an adapter")).into());

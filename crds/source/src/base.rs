@@ -46,7 +46,7 @@ pub async fn read_base(
     progress: &Progress,
 ) -> Result<ReadBase, BaseError> {
     let mut listing = sources.list(uri).await?;
-    let (format, chosen) = base_files(listing.names())?;
+    let (format, chosen) = base_files(listing.names()).map_err(|refusal| listing.refused(refusal))?;
     listing.files.retain(|file| chosen.contains(&file.name));
     let bytes = listing.files.iter().map(|file| file.bytes).sum();
     progress.start(bytes);

@@ -68,7 +68,7 @@ pub async fn fetch_base(
         return copy.open(false).await;
     }
     let mut listing = sources.list(uri).await?;
-    let (_, chosen) = base_files(listing.names())?;
+    let (_, chosen) = base_files(listing.names()).map_err(|refusal| listing.refused(refusal))?;
     listing.files.retain(|file| chosen.contains(&file.name));
     let source = short_hash([uri.to_string()]);
     let version = short_hash(listing.files.iter().map(|file| format!("{} {} {}", file.name, file.bytes, file.version)));

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use lorafleet_artifact::SourceUri;
+use lorafleet_artifact::{Refusal, SourceUri};
 
 /// The plain files of one folder, sorted by name; or the one file that a URI names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +36,11 @@ impl Listing {
 
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.files.iter().map(|file| file.name.as_str())
+    }
+
+    /// What is refused about the names in a folder, with the folder's own.
+    pub(crate) fn refused(&self, refusal: Refusal) -> Refusal {
+        Refusal::new(refusal.reason, format!("'{}': {}", self.uri, refusal.message))
     }
 }
 

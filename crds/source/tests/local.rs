@@ -6,7 +6,7 @@ mod support;
 
 use std::os::unix::fs::symlink;
 
-use lorafleet_source::{Access, ErrorKind, ReadLimits, Sources};
+use lorafleet_source::{Access, ErrorKind, Progress, ReadLimits, Sources, fetch_base, list_adapter, read_base};
 use support::uri;
 
 struct Place {
@@ -52,6 +52,26 @@ async fn folders_files_and_ranges() {
     assert_eq!(beyond.kind, ErrorKind::Unavailable);
     assert_eq!(place.read("allowed/missing", "a").await, Err(ErrorKind::NotFound));
     assert_eq!(place.read("allowed/x/a/b", "a").await, Err(ErrorKind::NotFound));
+}
+
+#[tokio::test]
+async fn a_folder_without_an_adapter_or_a_base_is_named() {
+    let place = Place::new();
+    let cache = place.root.path().join("cache");
+    std::fs::create_dir_all(place.path("allowed/empty")).unwrap();
+    for (folder, adapter, base) in [
+        ("allowed/empty", "the source does not exist or holds no files", "the base's source does not exist"),
+        ("allowed/x", "the source holds no adapter_config.json", "the base's folder holds"),
+    ] {
+        let source = uri(&place.path(folder));
+        let check = |message: String, why: &str| {
+            assert!(message.contains(&format!("'{source}': {why}")), "{message}, expected {why}");
+        };
+        check(list_adapter(&place.sources, &source).await.unwrap_err().to_string(), adapter);
+        check(read_base(&place.sources, &source, true, &Progress::default()).await.unwrap_err().to_string(), base);
+        let fetched = fetch_base(&place.sources, &source, None, &cache, &Progress::default()).await;
+        check(fetched.unwrap_err().to_string(), base);
+    }
 }
 
 #[tokio::test]
