@@ -1,6 +1,6 @@
 //! Adapters on their way into host memory: source or disk, verified, compared with the base, immutable from then on.
 //!
-//! `Loader::load` is the place to start. Loading the same adapter only once at a time is the caller's matter.
+//! `Loader::load` is the place to start. Loading the same adapter only once at a time is the matter of `flights`.
 
 mod loader;
 

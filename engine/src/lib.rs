@@ -10,8 +10,8 @@ pub mod state;
 pub mod accounts;
 
 pub mod moves;
-pub mod upload;
 pub mod schedule;
+pub mod upload;
 
 pub mod pace;
 pub mod pages;
@@ -24,6 +24,7 @@ pub mod base;
 
 pub mod adapter;
 
+pub mod flights;
 pub mod loader;
 
 // Adapters for people.

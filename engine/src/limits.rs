@@ -24,7 +24,7 @@ pub struct Limits {
     pub max_choices: u32,
     /// Adapters known by name or digest.
     pub max_adapters: u32,
-    /// Fetches of adapters at once.
+    /// Fetches of adapters at once that the engine begins by itself; what clients load is bounded by its bytes.
     pub max_fetches: u32,
     /// Host memory for adapters.
     pub host_cache_bytes: u64,

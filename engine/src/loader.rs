@@ -1,6 +1,7 @@
 //! Adapters for the fleet: fetched and verified by `adapter`, measured for the tiers.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use lorafleet_artifact::{BaseShape, Claims, Digest, Policy};
 use lorafleet_backend::layout::Layout;
@@ -9,16 +10,28 @@ use lorafleet_source::{Progress, ReadLimits, Sources};
 use crate::adapter::{BaseTensors, DiskCache, LoadError, LoadedAdapter, Loader, Room};
 use crate::config::Config;
 use crate::fleet::{Load, Loading};
+use crate::flights::Flights;
+use crate::metrics::Meter;
 use crate::refusal::Refusal;
 use crate::residency::Loaded;
 
 pub struct AdapterLoader {
     inner: Arc<Inner>,
+    flights: Flights<Asked, Result<Loaded, Refusal>>,
 }
 
 struct Inner {
     loader: Loader,
     page_bytes: u64,
+    meter: Arc<Meter>,
+}
+
+/// What makes two loads the same.
+#[derive(PartialEq, Eq, Hash)]
+struct Asked {
+    source: String,
+    digest: Option<Digest>,
+    base_digest: Option<Digest>,
 }
 
 impl AdapterLoader {
@@ -32,6 +45,7 @@ impl AdapterLoader {
         digest: Digest,
         tensors: Arc<dyn BaseTensors>,
         page_bytes: u64,
+        meter: Arc<Meter>,
     ) -> std::io::Result<Self> {
         let disk = config.disk_cache.as_ref();
         let disk = disk.map(|(folder, bytes)| DiskCache::open(folder.join("adapters"), *bytes)).transpose()?;
@@ -51,20 +65,25 @@ impl AdapterLoader {
         let sources = Sources::new(config.sources.iter().cloned(), ReadLimits::default());
         let room = Room::new(config.limits.host_cache_bytes);
         let loader = Loader { sources, base, policy, tensors: Some(tensors), disk, room };
-        let inner = Arc::new(Inner { loader, page_bytes });
+        let inner = Arc::new(Inner { loader, page_bytes, meter });
         let prepared = inner.clone();
         tokio::spawn(async move { prepared.loader.sources.prepare().await });
-        Ok(Self { inner })
+        Ok(Self { inner, flights: Flights::default() })
     }
 }
 
 impl Load for AdapterLoader {
     fn load(&self, source: String, claims: Claims) -> Loading {
         let inner = self.inner.clone();
-        Box::pin(async move {
-            let loaded = inner.loader.load(&source, claims, &Progress::default()).await;
-            measured(loaded.map_err(refusal)?, inner.page_bytes)
-        })
+        // Under one digest there is one content.
+        let lasting = claims.digest.is_some();
+        let asked = Asked { source: source.clone(), digest: claims.digest, base_digest: claims.base_digest };
+        Box::pin(self.flights.join(asked, lasting, async move {
+            let begun = Instant::now();
+            let loaded = inner.loader.load(&source, claims, &Progress::default()).await.map_err(refusal)?;
+            inner.meter.loaded(begun.elapsed().as_secs_f64());
+            measured(loaded, inner.page_bytes)
+        }))
     }
 
     fn disk_bytes(&self) -> (u64, u64) {

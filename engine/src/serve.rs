@@ -120,16 +120,12 @@ fn assemble(config: &Config, base: LoadedBase, keys: Keys) -> anyhow::Result<(Ar
     let limits = bounded(config, base.context, budget)?;
     tracing::info!(?limits, ?budget, managed = config.managed, "limits");
     let meter = Arc::new(Meter::new()?);
-    let loader = AdapterLoader::new(config, base.shape, base.digest, base.model, budget.page_bytes)?;
+    let loader = AdapterLoader::new(config, base.shape, base.digest, base.model, budget.page_bytes, meter.clone())?;
     let loader: Arc<dyn Load> = Arc::new(loader);
     let (commands, queue) = std::sync::mpsc::sync_channel(COMMANDS_MAX);
     let (snapshot, shown) = watch::channel(Arc::new(Snapshot::default()));
-    let fetch = Fetcher {
-        loader: loader.clone(),
-        runtime: tokio::runtime::Handle::current(),
-        commands: commands.clone(),
-        meter: meter.clone(),
-    };
+    let runtime = tokio::runtime::Handle::current();
+    let fetch = Fetcher { loader: loader.clone(), runtime, commands: commands.clone() };
     let text_bytes_max = base.text.vocabulary().longest_bytes().saturating_mul(limits.max_model_tokens as usize);
     let room = |bytes: usize| Arc::new(Semaphore::new(bytes.div_ceil(1024)));
     // Placements: one large one, or some small ones at once.
@@ -208,20 +204,15 @@ struct Fetcher {
     loader: Arc<dyn Load>,
     runtime: tokio::runtime::Handle,
     commands: SyncSender<Command>,
-    meter: Arc<Meter>,
 }
 
 impl Fetch for Fetcher {
     fn start(&mut self, wanted: &Enrolment) {
         let loading = self.loader.load(wanted.source.clone(), wanted.claims());
         let wanted = wanted.clone();
-        let (commands, meter) = (self.commands.clone(), self.meter.clone());
+        let commands = self.commands.clone();
         self.runtime.spawn(async move {
-            let begun = Instant::now();
             let result = loading.await;
-            if result.is_ok() {
-                meter.loaded(begun.elapsed().as_secs_f64());
-            }
             // The channel may be full for as long as a step takes; this result must not be lost.
             let send = move || drop(commands.send(Command::Fetched(wanted, result)));
             let _ = tokio::task::spawn_blocking(send).await;

@@ -66,6 +66,20 @@ async fn loads_and_unloads_of_one_name_at_once_are_one_after_another() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn one_folder_under_many_names_at_once_is_not_read_for_each_of_them() {
+    let server = Server::start("base", &[]).await;
+    let folder = path("r100-wide");
+    let names: Vec<String> = (0..20).map(|number| format!("a{number}")).collect();
+    let loads = futures::future::join_all(names.iter().map(|name| server.load(name, &folder))).await;
+    assert!(loads.iter().all(|(status, reply)| *status == 200 && reply["digest"] == loads[0].1["digest"]), "{loads:?}");
+    let counted = server.get("/metrics").await.1;
+    let count = "lorafleet_adapter_load_seconds_count ";
+    let reads = counted.as_str().unwrap().lines().find_map(|line| line.strip_prefix(count)).unwrap();
+    // Those that come while one is under way share the next one. How many come in time is the machine's matter.
+    assert!(reads.parse::<u64>().unwrap() <= 10, "{reads} reads for 20 names");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn loads_whose_client_hangs_up_do_no_harm() {
     let server = Server::start("base", &[]).await;
     for number in 0..20 {
