@@ -43,6 +43,7 @@ pub struct Meter {
     moves: IntCounterVec,
     preemptions: IntCounterVec,
     failed_steps: IntCounter,
+    contradictions: IntCounter,
     replies: IntCounterVec,
     /// Digests and codes that have a label of their own.
     labels: Mutex<Labels>,
@@ -130,6 +131,10 @@ impl Meter {
                 &["reason"],
             )?,
             failed_steps: made.counter("lorafleet_failed_steps_total", "Steps that the backend did not do.")?,
+            contradictions: made.counter(
+                "lorafleet_contradictions_total",
+                "Looks at the idle engine's books of pages and leases that found them wrong: a bug.",
+            )?,
             replies: made.counters(
                 "lorafleet_replies_total",
                 "HTTP replies by route and status.",
@@ -230,6 +235,10 @@ impl Meter {
             }
         };
         self.load_failures.with_label_values(&[label]).inc();
+    }
+
+    pub fn contradicted(&self) {
+        self.contradictions.inc();
     }
 
     pub fn step_failed(&self) {

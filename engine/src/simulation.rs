@@ -234,12 +234,14 @@ struct World {
     done: u64,
     cached: u64,
     watched: Arc<Watched>,
+    meter: Arc<Meter>,
     _snapshot: watch::Receiver<Arc<Snapshot>>,
 }
 
 impl World {
     fn new(seed: u64, limits: Limits, pages: u32) -> Self {
         let watched = Arc::<Watched>::default();
+        let meter = Arc::new(Meter::new().unwrap());
         let budget = PageBudget { page_bytes: 64, pages, page_tokens: 4 };
         let machine = Machine {
             budget,
@@ -261,7 +263,7 @@ impl World {
             commands,
             Box::new(Pending(pending.clone())),
             snapshot,
-            Arc::new(Meter::new().unwrap()),
+            meter.clone(),
         );
         let mut world = Self {
             random: Random(seed * 2 + 1),
@@ -273,6 +275,7 @@ impl World {
             done: 0,
             cached: 0,
             watched,
+            meter,
             _snapshot: shown,
         };
         for number in 0..ADAPTERS {
@@ -647,4 +650,23 @@ fn what_the_source_held_is_looked_at_again_and_what_may_not_be_read_is_not() {
     assert!(refuse(404, "NotFound", Duration::from_secs(61)));
     assert!(refuse(403, "SourceForbidden", Duration::from_secs(61)));
     assert!(!refuse(403, "SourceForbidden", Duration::from_secs(61)));
+}
+
+#[test]
+fn an_idle_engine_notices_that_its_books_are_wrong() {
+    let mut world = World::new(6, limits(), 64);
+    let counted = |world: &mut World| {
+        world.now += Duration::from_secs(1);
+        world.stepper.step(world.now);
+        let text = world.meter.text().unwrap();
+        text.lines().find_map(|line| line.strip_prefix("lorafleet_contradictions_total ")).unwrap().to_owned()
+    };
+    assert_eq!(counted(&mut world), "0");
+    world.submit(KvOwner::Base, vec![1, 2, 3], 2, 1);
+    world.settle();
+    assert_eq!(counted(&mut world), "0");
+    // A page that nobody reads and nobody gave back.
+    world.stepper.state.pages.take_kv(1).unwrap();
+    world.enrol(0, false);
+    assert_eq!(counted(&mut world), "1");
 }

@@ -48,6 +48,9 @@ pub struct Stepper {
     looked: Option<(u64, Instant)>,
     /// Something that a snapshot shows has changed since `published`.
     changed: bool,
+    /// Something has happened since the books were checked last.
+    unchecked: bool,
+    checked: Option<Instant>,
 }
 
 /// Sleep while sequences wait for a fetch: their readers may hang up meanwhile.
@@ -69,7 +72,19 @@ impl Stepper {
         meter: Arc<Meter>,
     ) -> Self {
         let published = Instant::now();
-        Self { state, backend, commands, fetch, snapshot, meter, published, looked: None, changed: true }
+        Self {
+            state,
+            backend,
+            commands,
+            fetch,
+            snapshot,
+            meter,
+            published,
+            looked: None,
+            changed: true,
+            unchecked: true,
+            checked: None,
+        }
     }
 
     pub fn run(mut self) {
@@ -96,14 +111,25 @@ impl Stepper {
         let worked = !batch.is_empty();
         if worked {
             self.compute(&batch, now);
-        } else if cfg!(debug_assertions)
-            && self.changed
-            && let Err(broken) = self.state.check()
-        {
-            tracing::error!(broken, "the state contradicts itself");
+        }
+        self.unchecked |= worked || self.changed;
+        if !worked && self.unchecked {
+            self.check(now);
         }
         self.publish(worked);
         worked
+    }
+
+    /// Whether the books are right. Now and then, so that it delays nobody who comes to an idle engine.
+    fn check(&mut self, now: Instant) {
+        if self.checked.is_some_and(|checked| now.saturating_duration_since(checked) < NAP_IDLE) {
+            return;
+        }
+        (self.checked, self.unchecked) = (Some(now), false);
+        if let Err(broken) = self.state.check() {
+            tracing::error!(broken, "the state contradicts itself");
+            self.meter.contradicted();
+        }
     }
 
     /// Takes commands; waits for the first one up to `nap`. False once it is time to stop.
