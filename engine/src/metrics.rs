@@ -33,6 +33,7 @@ pub struct Meter {
     queue: Histogram,
     step: Histogram,
     step_adapters: Histogram,
+    step_adapter_bytes: Histogram,
     step_adapter_pages: Histogram,
     tokens: IntCounterVec,
     adapter_requests: IntCounterVec,
@@ -68,6 +69,9 @@ const FAST: &[f64] = &[0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0
 const SLOW: &[f64] = &[0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0];
 const COUNTS: &[f64] = &[0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
 
+/// From an adapter of rank 1 on some modules to a step full of large ones.
+const BYTES: &[f64] = &[0.0, 1e5, 3e5, 1e6, 3e6, 1e7, 3e7, 1e8, 3e8, 1e9, 3e9, 1e10];
+
 impl Meter {
     /// Fails only if two families have one name: a mistake in this file.
     pub fn new() -> Result<Self, prometheus::Error> {
@@ -92,6 +96,11 @@ impl Meter {
                 "lorafleet_step_distinct_adapters",
                 "Distinct adapters in one step.",
                 COUNTS,
+            )?,
+            step_adapter_bytes: made.histogram(
+                "lorafleet_step_adapter_bytes",
+                "Bytes of the distinct adapters in one step.",
+                BYTES,
             )?,
             step_adapter_pages: made.histogram(
                 "lorafleet_step_uploaded_pages",
@@ -181,12 +190,13 @@ impl Meter {
         }
     }
 
-    pub fn stepped(&self, batch: &Batch, drawn: &[Drawn], from: Instant, to: Instant) {
+    pub fn stepped(&self, batch: &Batch, adapter_bytes: u64, drawn: &[Drawn], from: Instant, to: Instant) {
         let mut adapters: Vec<_> = batch.segments.iter().filter_map(|segment| segment.adapter).collect();
         adapters.dedup();
         let uploaded: usize = batch.uploads.iter().map(|upload| upload.part.len()).sum();
         self.step.observe((to - from).as_secs_f64());
         self.step_adapters.observe(adapters.len() as f64);
+        self.step_adapter_bytes.observe(adapter_bytes as f64);
         self.step_adapter_pages.observe(uploaded as f64);
         for token in drawn {
             self.drawn(token, to);

@@ -316,6 +316,11 @@ impl Residency {
         self.entries.get(digest).map(Entry::tier)
     }
 
+    /// Bytes of an adapter; 0 while unknown.
+    pub fn bytes_of(&self, digest: &Digest) -> u64 {
+        self.entries.get(digest).map_or(0, |entry| entry.bytes)
+    }
+
     /// Device pages of an adapter; 0 while unknown.
     pub fn pages_of(&self, digest: &Digest) -> u32 {
         self.entries.get(digest).map_or(0, |entry| entry.pages)

@@ -1,6 +1,6 @@
 //! Everything that the step thread owns. It changes in three verbs: accept, begin, commit.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Instant;
 
 use lorafleet_artifact::Digest;
@@ -360,6 +360,19 @@ impl State {
             pages: sequence.pages.clone(),
             sample: (to == sequence.tokens.len()).then(|| sequence.sample_spec()),
         })
+    }
+
+    /// Bytes of the distinct adapters that a batch uses, each once. Before its `commit`.
+    pub fn adapter_bytes(&self, batch: &Batch) -> u64 {
+        let used: HashSet<SequenceId> =
+            batch.segments.iter().filter(|segment| segment.adapter.is_some()).map(|segment| segment.sequence).collect();
+        let running = self.running.iter().filter(|sequence| used.contains(&sequence.id));
+        let adapters: HashSet<KvOwner> = running.map(|sequence| sequence.owner).collect();
+        let bytes = |owner: &KvOwner| match owner {
+            KvOwner::Base => 0,
+            KvOwner::Adapter(digest) => self.residency.bytes_of(digest),
+        };
+        adapters.iter().map(bytes).sum()
     }
 
     /// Takes a step's results: tokens to their readers, full pages to the prefix cache, ended sequences away.

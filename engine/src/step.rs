@@ -216,9 +216,10 @@ impl Stepper {
             Ok(sampled) => {
                 let rows: usize = batch.segments.iter().map(|segment| segment.tokens.len()).sum();
                 self.state.pace.stepped(rows as u32, begun.elapsed().saturating_sub(sampled.upload_time));
+                let adapter_bytes = self.state.adapter_bytes(batch);
                 let drawn = self.state.commit(batch, sampled, done);
                 self.changed |= drawn.iter().any(|token| token.finish.is_some());
-                self.meter.stepped(batch, &drawn, now, done);
+                self.meter.stepped(batch, adapter_bytes, &drawn, now, done);
             }
             Err(error) => {
                 tracing::error!(step = batch.step, %error, "the backend did not do the step");

@@ -74,3 +74,34 @@ async fn an_idle_adapter_is_shown_as_resident_and_running_ones_apart_from_waitin
     assert!(shown.contains("vllm:num_requests_running 1\n"), "{shown}");
     assert!(shown.contains("vllm:cache_config_info{block_size=\""), "{shown}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_counts_the_bytes_of_each_of_its_adapters_once() {
+    let server = Server::start("base", &[]).await;
+    let mut bytes = 0.0;
+    for (name, case) in [("a", "plain-r8-qv"), ("b", "all-linear")] {
+        let (status, reply) = server.load(name, &path(case)).await;
+        assert_eq!(status, 200, "{reply}");
+        bytes += reply["bytes"].as_f64().unwrap();
+    }
+    let sum = async || {
+        let page = page(&server).await;
+        let sum =
+            page.lines().find_map(|line| line.strip_prefix("lorafleet_step_adapter_bytes_sum ")).unwrap().to_owned();
+        sum.parse::<f64>().unwrap()
+    };
+    for name in ["base", "a", "b"] {
+        assert_eq!(server.complete(name, &json!([1]), 1).await.0, 200);
+    }
+    server.until("counted", async || sum().await == bytes).await;
+    // Four choices of eight tokens are 32 rows and some eleven steps, each with one adapter.
+    let (status, reply) = server.load("c", &path("rslora")).await;
+    assert_eq!(status, 200, "{reply}");
+    let mut body = super::server::ask("c", &json!([1]), 8);
+    body["n"] = json!(4);
+    assert_eq!(server.post("/v1/completions", &body).await.0, 200);
+    let steps = |count: f64| bytes + count * reply["bytes"].as_f64().unwrap();
+    server.until("counted", async || sum().await >= steps(8.0)).await;
+    assert_eq!(server.complete("base", &json!([1]), 1).await.0, 200);
+    assert!(sum().await <= steps(16.0));
+}
