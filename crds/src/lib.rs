@@ -8,6 +8,7 @@ mod serving_pool;
 
 pub mod condition;
 pub mod names;
+pub mod top;
 pub mod wire;
 
 pub mod apidoc;

@@ -1,13 +1,14 @@
 //! Counters and histograms that the step thread and the HTTP tasks feed. Labels are variant names and, for adapters,
-//! a bounded set of digests; never a message.
+//! the digests of the busiest; never a message.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use lorafleet_artifact::Digest;
 use lorafleet_backend::batch::Batch;
+use lorafleet_crds::top::Top;
 use lorafleet_crds::wire::Tier;
 use prometheus::{
     Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry, TextEncoder,
@@ -19,7 +20,7 @@ use crate::refusal::Refusal;
 use crate::schedule::{Schedule, Yield};
 use crate::state::Drawn;
 
-/// Adapters with series of their own; all others share the series `other`.
+/// Adapters with series of their own at a time, the busiest; all others share the series `other`.
 pub const ADAPTER_SERIES_MAX: usize = 64;
 
 /// Reasons with series of their own; codes are a closed set, but it is written in many places.
@@ -46,17 +47,16 @@ pub struct Meter {
     failed_steps: IntCounter,
     contradictions: IntCounter,
     replies: IntCounterVec,
-    /// Digests and codes that have a label of their own.
+    /// Adapters and codes that have a label of their own.
     labels: Mutex<Labels>,
     begun: Instant,
     /// Milliseconds from `begun` to the last turn of the step loop.
     last_turn_ms: AtomicU64,
 }
 
-#[derive(Default)]
 struct Labels {
-    adapters: BTreeMap<Digest, String>,
-    reasons: BTreeMap<String, ()>,
+    adapters: Top,
+    reasons: BTreeSet<String>,
 }
 
 impl std::fmt::Debug for Meter {
@@ -149,7 +149,7 @@ impl Meter {
                 "HTTP replies by route and status.",
                 &["route", "status"],
             )?,
-            labels: Mutex::default(),
+            labels: Mutex::new(Labels { adapters: Top::new(ADAPTER_SERIES_MAX), reasons: BTreeSet::new() }),
             begun: Instant::now(),
             last_turn_ms: AtomicU64::new(0),
             registry,
@@ -204,15 +204,15 @@ impl Meter {
     }
 
     fn drawn(&self, token: &Drawn, now: Instant) {
+        let tier = token.tier_at_arrival.map_or("base", tier_label);
         self.tokens.with_label_values(&["output"]).inc();
         if let KvOwner::Adapter(digest) = token.owner {
-            self.adapter_tokens.with_label_values(&[&self.adapter_label(&digest)]).inc();
+            self.drawn_by(&digest, token.before.is_none().then_some(tier), now);
         }
         if let Some(before) = token.before {
             self.inter_token.observe((now - before).as_secs_f64());
             return;
         }
-        let tier = token.tier_at_arrival.map_or("base", tier_label);
         let seconds = now.saturating_duration_since(token.arrived).as_secs_f64();
         self.first_token.with_label_values(&[tier]).observe(seconds);
         if token.tier_at_arrival.is_some_and(|tier| tier < Tier::Device) {
@@ -223,8 +223,29 @@ impl Meter {
         }
         self.tokens.with_label_values(&["prompt"]).inc_by(token.prompt_tokens.into());
         self.tokens.with_label_values(&["cached"]).inc_by(token.cached_tokens.into());
-        if let KvOwner::Adapter(digest) = token.owner {
-            self.adapter_requests.with_label_values(&[&self.adapter_label(&digest), tier]).inc();
+    }
+
+    /// A token of an adapter, with its tier at arrival if it is a request's first.
+    fn drawn_by(&self, digest: &Digest, first: Option<&str>, now: Instant) {
+        let name = digest.short();
+        let mut labels = self.labels();
+        if let Some(tier) = first {
+            let now_ms = now.saturating_duration_since(self.begun).as_millis() as u64;
+            let labelled = labels.adapters.count(&name, now_ms);
+            self.adapter_requests.with_label_values(&[labelled.label, tier]).inc();
+            if let Some(evicted) = labelled.evicted {
+                self.forget_adapter(&evicted);
+            }
+        }
+        self.adapter_tokens.with_label_values(&[labels.adapters.label(&name)]).inc();
+    }
+
+    /// Removes the series of an adapter that lost its place. Its past is not added to `other`: that would look like traffic.
+    fn forget_adapter(&self, label: &str) {
+        // What is not there need not be removed.
+        let _ = self.adapter_tokens.remove_label_values(&[label]);
+        for tier in [Tier::Source, Tier::Disk, Tier::Host, Tier::Device] {
+            let _ = self.adapter_requests.remove_label_values(&[label, tier_label(tier)]);
         }
     }
 
@@ -236,9 +257,9 @@ impl Meter {
     pub fn fetch_failed(&self, refusal: &Refusal) {
         let label = {
             let mut labels = self.labels();
-            let known = labels.reasons.contains_key(refusal.code.as_ref());
+            let known = labels.reasons.contains(refusal.code.as_ref());
             if known || labels.reasons.len() < REASON_SERIES_MAX {
-                labels.reasons.insert(refusal.code.clone().into_owned(), ());
+                labels.reasons.insert(refusal.code.clone().into_owned());
                 refusal.code.as_ref()
             } else {
                 "other"
@@ -264,20 +285,6 @@ impl Meter {
         let mut text = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
         Ok(String::from_utf8_lossy(&text).into_owned())
-    }
-
-    /// The first adapters seen have labels of their own for the life of the process, so that counters never fall.
-    fn adapter_label(&self, digest: &Digest) -> String {
-        let mut labels = self.labels();
-        if let Some(label) = labels.adapters.get(digest) {
-            return label.clone();
-        }
-        if labels.adapters.len() >= ADAPTER_SERIES_MAX {
-            return "other".to_owned();
-        }
-        let label = digest.short();
-        labels.adapters.insert(*digest, label.clone());
-        label
     }
 
     fn labels(&self) -> MutexGuard<'_, Labels> {
@@ -325,5 +332,54 @@ impl Maker<'_> {
         let made = IntCounterVec::new(Opts::new(name, help), labels)?;
         self.0.register(Box::new(made.clone()))?;
         Ok(made)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An hour of one fleet's traffic, then an hour of another's: those who are busy now have the series.
+    #[test]
+    fn the_busiest_adapters_of_now_have_series_of_their_own() {
+        let meter = Meter::new().unwrap();
+        let digest = |number: u32| {
+            let mut bytes = [0; 32];
+            bytes[..4].copy_from_slice(&number.to_be_bytes());
+            Digest::from_bytes(bytes)
+        };
+        let mut seconds = 0;
+        let mut ask = |number: u32| {
+            let now = meter.begun + Duration::from_secs(seconds);
+            seconds += 1;
+            let token = |before| Drawn {
+                owner: KvOwner::Adapter(digest(number)),
+                tier_at_arrival: Some(Tier::Host),
+                arrived: now,
+                before,
+                admitted: None,
+                prompt_tokens: 1,
+                cached_tokens: 0,
+                finish: None,
+            };
+            meter.stepped(&Batch::default(), 0, &[token(None), token(Some(now))], now, now);
+        };
+        let most = ADAPTER_SERIES_MAX as u32;
+        (0..7200).for_each(|turn| ask(turn % (2 * most)));
+        (0..7200).for_each(|turn| ask(10_000 + turn % 8));
+        let text = meter.text().unwrap();
+        let value =
+            |series: String| text.lines().find_map(|line| line.strip_prefix(&series)?.trim().parse::<u64>().ok());
+        for number in 10_000..10_008 {
+            let label = digest(number).short();
+            let requests =
+                value(format!("lorafleet_adapter_requests_total{{adapter=\"{label}\",tier=\"host\"}}")).unwrap();
+            let tokens = value(format!("lorafleet_adapter_tokens_total{{adapter=\"{label}\"}}")).unwrap();
+            // Both count from the moment at which it got its place.
+            assert!(requests > 500 && tokens == 2 * requests, "{requests} requests, {tokens} tokens");
+        }
+        let shown = text.lines().filter(|line| line.starts_with("lorafleet_adapter_tokens_total{")).count();
+        assert_eq!(shown, ADAPTER_SERIES_MAX + 1, "the places and `other`");
+        assert!(value("lorafleet_adapter_tokens_total{adapter=\"other\"}".into()).unwrap() > 1000);
     }
 }

@@ -1,12 +1,11 @@
 //! What the gateway measures, under `lorafleet_gateway_`. The label `model` has a bounded number of values: the busiest
 //! models, and `other`.
 
-mod top;
-
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use lorafleet_crds::top::Top;
 use prometheus::core::Collector;
 use prometheus::{
     Encoder as _, Gauge, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
@@ -16,7 +15,6 @@ use prometheus::{
 use crate::error::Code;
 use crate::sse::Usage;
 use crate::view::{FleetView, PodView};
-use top::Top;
 
 /// How a request to a pod ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

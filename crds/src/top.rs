@@ -1,4 +1,4 @@
-//! Which models have metric series of their own. Pure.
+//! Which models have metric series of their own, at the gateway and in each engine. Pure.
 //!
 //! A pool may serve thousands of adapters, and each label value costs series in every scrape. The busiest have their own,
 //! the others share `other`. A newcomer takes a place only if it is clearly busier than the least busy holder, and at most
@@ -39,6 +39,7 @@ pub struct Labelled<'a> {
 }
 
 impl Top {
+    /// `places`: the most models with series of their own at a time.
     pub fn new(places: usize) -> Self {
         Self { places, counts: BTreeMap::new(), placed: 0, changed_ms: 0, halved_ms: 0 }
     }
