@@ -9,6 +9,7 @@ mod http {
     mod admin;
     mod cases;
     mod keys_and_paths;
+    mod large;
     mod lifecycle;
     mod metrics;
     mod mixing;

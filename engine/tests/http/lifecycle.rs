@@ -38,7 +38,9 @@ async fn unloading_takes_the_name_at_once_and_lets_running_requests_finish() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hundred_loads_and_unloads_leave_nothing_behind() {
-    let server = Server::start("base", &[]).await;
+    let disk = tempfile::tempdir().unwrap();
+    let disk = format!("{},100000000", disk.path().display());
+    let server = Server::start("base", &["--disk-cache", &disk]).await;
     let mut first = None;
     for _ in 0..100 {
         assert_eq!(server.load("a", &path("plain-r8-qv")).await.0, 200);
@@ -47,6 +49,8 @@ async fn a_hundred_loads_and_unloads_leave_nothing_behind() {
         server.until("idle", async || server.report().await["adapters"] == json!([])).await;
         let budgets = server.report().await["budgets"].clone();
         assert_eq!(budgets["hostBytesUsed"], 0);
+        // One copy on disk, for the next time.
+        assert!(budgets["diskBytesUsed"].as_u64().unwrap() > 0, "{budgets}");
         assert_eq!(first.get_or_insert_with(|| budgets.clone()), &budgets);
     }
 }
@@ -79,17 +83,33 @@ async fn one_folder_under_many_names_at_once_is_not_read_for_each_of_them() {
     assert!(reads.parse::<u64>().unwrap() <= 10, "{reads} reads for 20 names");
 }
 
+/// In host memory, and so for loads under way, there is room for two of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn loads_whose_client_hangs_up_do_no_harm() {
-    let server = Server::start("base", &[]).await;
-    for number in 0..20 {
-        let body = json!({ "lora_name": format!("a{number}"), "lora_path": path("r100-wide") });
+    let server = Server::start("base", &["--host-cache=600000"]).await;
+    let load = |number: usize| {
+        let folder = variant("r100-wide", server.folder.path(), number);
+        let body = json!({ "lora_name": format!("a{number}"), "lora_path": folder });
         let request = server.client.post(server.url.clone() + "/v1/load_lora_adapter").json(&body);
-        let request = request.bearer_auth(super::server::ADMIN_KEY).send();
-        let _ = tokio::time::timeout(Duration::from_millis(number % 4), request).await;
+        request.bearer_auth(super::server::ADMIN_KEY).send()
+    };
+    let mut hung_up = 0;
+    for number in 0..20 {
+        let cut = Duration::from_micros(700 * number as u64);
+        hung_up += usize::from(tokio::time::timeout(cut, load(number)).await.is_err());
     }
-    assert_eq!(server.load("b", &path("plain-r8-qv")).await.0, 200);
-    assert_eq!(server.complete("b", &json!([1]), 4).await.0, 200);
+    // All at once as well, so that some wait for room when their clients go.
+    let crowd = (20..40).map(|number| tokio::time::timeout(Duration::from_millis(20), load(number)));
+    hung_up += futures::future::join_all(crowd).await.iter().filter(|ended| ended.is_err()).count();
+    assert!(hung_up > 10, "only {hung_up} hung up in time");
+    for number in 40..44 {
+        let reply =
+            tokio::time::timeout(Duration::from_secs(5), load(number)).await.expect("no room comes back").unwrap();
+        assert_eq!(reply.status(), 200);
+        assert_eq!(server.complete(&format!("a{number}"), &json!([1]), 4).await.0, 200);
+    }
+    let budgets = server.report().await["budgets"].clone();
+    assert!(budgets["hostBytesUsed"].as_u64().unwrap() <= 600_000, "{budgets}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -163,20 +183,36 @@ async fn loading_in_place_changes_what_new_requests_get() {
     for file in ["adapter_config.json", "adapter_model.safetensors"] {
         std::fs::copy(format!("{}/{file}", path("all-linear")), folder.join(file)).unwrap();
     }
-    let (status, second) = server.post("/v1/load_lora_adapter", &load(true)).await;
-    assert_eq!(status, 200, "{second}");
-    assert_ne!(first["digest"], second["digest"]);
+    let read = bytes_read(&server, async {
+        let (status, second) = server.post("/v1/load_lora_adapter", &load(true)).await;
+        assert_eq!(status, 200, "{second}");
+        assert_ne!(first["digest"], second["digest"]);
+    });
+    assert!(read.await > 10_000);
     let (_, reply) = server.complete("a", &prompt, 8).await;
     assert_eq!(reply["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
     assert_ne!(reply["choices"][0]["token_ids"], before);
-    // Afterwards the files are not needed any more.
+    // Afterwards the files are not needed any more: no file is even opened.
     std::fs::remove_dir_all(&folder).unwrap();
-    for _ in 0..10 {
-        assert_eq!(server.complete("a", &prompt, 1).await.0, 200);
-    }
+    let read = bytes_read(&server, async {
+        for _ in 0..10 {
+            assert_eq!(server.complete("a", &prompt, 1).await.0, 200);
+        }
+    });
+    assert!(read.await < 1000);
 }
 
-/// A name that is replaced in place is never away, whatever a request for it was doing meanwhile.
+/// Bytes that the server reads from files meanwhile; sockets do not count.
+async fn bytes_read(server: &Server, meanwhile: impl Future<Output = ()>) -> u64 {
+    let read = || {
+        let counted = std::fs::read_to_string(format!("/proc/{}/io", server.process.id())).unwrap();
+        counted.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse::<u64>().unwrap()
+    };
+    let before = read();
+    meanwhile.await;
+    read() - before
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_name_that_is_loaded_in_place_again_and_again_always_answers() {
     let server = Server::start("base", &[]).await;
