@@ -3,15 +3,14 @@
 //! The next token is a hash over the weights and all tokens before it, as they are found in the pages. One wrong page,
 //! one page read under other weights, one token computed twice, and the answer differs from the same prompt alone.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use lorafleet_artifact::{Digest, Fitted};
 use lorafleet_backend::HostAdapter;
-use lorafleet_backend::batch::{Batch, PageBudget, ResidentId, Sampled, SampledRow, Segment, Upload};
-use lorafleet_backend::{Backend, BackendError, Ticket};
+use lorafleet_backend::batch::PageBudget;
 use lorafleet_crds::wire::Floor;
 use tokio::sync::mpsc as events;
 use tokio::sync::watch;
@@ -26,7 +25,10 @@ use crate::snapshot::Snapshot;
 use crate::state::State;
 use crate::step::{Command, Fetch, Stepper};
 
+mod machine;
 mod turns;
+
+use machine::{Machine, Watched};
 
 const ADAPTERS: u8 = 6;
 /// Its fetch always fails.
@@ -74,133 +76,6 @@ fn answer_alone(owner: KvOwner, prompt: &[u32], max_tokens: u32) -> Vec<u32> {
     tokens[prompt.len()..].to_vec()
 }
 
-#[derive(Clone, Debug, PartialEq)]
-enum Cell {
-    Unwritten,
-    Adapter(ResidentId),
-    Token(u32, Option<ResidentId>),
-}
-
-/// The machine as the test sees it.
-#[derive(Default)]
-struct Watched {
-    /// Fail now and then.
-    faults: AtomicBool,
-    /// Adapters that were made whole by a second or later piece.
-    pieces: AtomicU64,
-}
-
-struct Machine {
-    budget: PageBudget,
-    limits: Limits,
-    pages: Vec<Vec<Cell>>,
-    residents: BTreeMap<ResidentId, (Digest, Vec<u32>)>,
-    digests: BTreeMap<ResidentId, Digest>,
-    /// Residents of which so many pages are written.
-    begun: BTreeMap<ResidentId, (u32, Vec<u32>)>,
-    watched: Arc<Watched>,
-    random: Random,
-    result: Option<Sampled>,
-}
-
-impl Machine {
-    fn upload(&mut self, upload: &Upload) {
-        let pages: Vec<u32> = upload.pages.iter().map(|page| page.0).collect();
-        assert!(!upload.part.is_empty(), "an empty piece");
-        assert!(!self.residents.contains_key(&upload.resident), "whole already");
-        let (written, before) = self.begun.remove(&upload.resident).unwrap_or((0, pages.clone()));
-        assert_eq!((upload.part.start, &pages), (written, &before), "not the next piece");
-        for page in &pages[upload.part.start as usize..upload.part.end as usize] {
-            self.pages[*page as usize].fill(Cell::Adapter(upload.resident));
-        }
-        self.digests.insert(upload.resident, upload.adapter.digest);
-        if upload.part.end as usize == pages.len() {
-            self.watched.pieces.fetch_add(u64::from(upload.part.start > 0), Ordering::Relaxed);
-            self.residents.insert(upload.resident, (upload.adapter.digest, pages));
-        } else {
-            self.begun.insert(upload.resident, (upload.part.end, pages));
-        }
-    }
-
-    fn write(&mut self, segment: &Segment) -> Vec<u32> {
-        let width = self.budget.page_tokens as usize;
-        if let Some(resident) = segment.adapter {
-            let (_, pages) = &self.residents[&resident];
-            for page in pages {
-                assert_eq!(self.pages[*page as usize][0], Cell::Adapter(resident), "an adapter's page was overwritten");
-            }
-        }
-        for (offset, token) in segment.tokens.iter().enumerate() {
-            let position = segment.position as usize + offset;
-            let page = segment.pages[position / width].0 as usize;
-            self.pages[page][position % width] = Cell::Token(*token, segment.adapter);
-        }
-        let weights = segment.adapter.map(|resident| self.digests[&resident]);
-        (0..segment.position as usize + segment.tokens.len())
-            .map(|position| match &self.pages[segment.pages[position / width].0 as usize][position % width] {
-                Cell::Token(token, adapter) => {
-                    let written_under = adapter.map(|resident| self.digests[&resident]);
-                    assert_eq!(written_under, weights, "keys of other weights were read");
-                    *token
-                }
-                other => panic!("position {position} of {:?} reads {other:?}", segment.sequence),
-            })
-            .collect()
-    }
-}
-
-impl Backend for Machine {
-    fn page_budget(&self) -> PageBudget {
-        self.budget
-    }
-
-    fn submit(&mut self, batch: &Batch) -> Result<Ticket, BackendError> {
-        let faults = self.watched.faults.load(Ordering::Relaxed);
-        if faults && self.random.below(300) == 0 {
-            let what = "broken on purpose".to_owned();
-            return Err(BackendError::BadBatch { step: batch.step, what });
-        }
-        for resident in &batch.drops {
-            let known = self.residents.remove(resident).is_some() || self.begun.remove(resident).is_some();
-            assert!(known, "an unknown resident was dropped");
-        }
-        batch.uploads.iter().for_each(|upload| self.upload(upload));
-        if faults && self.random.below(300) == 0 {
-            for upload in &batch.uploads {
-                self.residents.remove(&upload.resident);
-                self.begun.remove(&upload.resident);
-            }
-            return Err(BackendError::Failed("broken on purpose".to_owned()));
-        }
-        let rows: usize = batch.segments.iter().map(|segment| segment.tokens.len()).sum();
-        assert!(rows <= self.limits.max_step_tokens as usize);
-        assert!(batch.segments.len() <= self.limits.max_sequences as usize);
-        let mut adapters: Vec<_> = batch.segments.iter().map(|segment| segment.adapter).collect();
-        adapters.dedup();
-        let distinct = adapters.len();
-        adapters.sort();
-        adapters.dedup();
-        assert_eq!(distinct, adapters.len(), "segments of one adapter stand side by side");
-        assert!(adapters.iter().flatten().count() <= self.limits.max_adapters_per_batch as usize);
-        let mut sampled = Sampled::default();
-        for segment in &batch.segments {
-            let tokens = self.write(segment);
-            if segment.sample.is_some() {
-                let weights = segment.adapter.map(|resident| self.digests[&resident]);
-                let token = next_token(weights, &tokens);
-                let row = SampledRow { sequence: segment.sequence, token, logprob: 0.0, alternatives: Vec::new() };
-                sampled.rows.push(row);
-            }
-        }
-        self.result = Some(sampled);
-        Ok(Ticket(batch.step))
-    }
-
-    fn wait(&mut self, ticket: Ticket) -> Result<Sampled, BackendError> {
-        self.result.take().ok_or(BackendError::BadBatch { step: ticket.0, what: "not submitted".into() })
-    }
-}
-
 struct Pending(Arc<Mutex<Vec<Enrolment>>>);
 
 impl Fetch for Pending {
@@ -243,17 +118,7 @@ impl World {
         let watched = Arc::<Watched>::default();
         let meter = Arc::new(Meter::new().unwrap());
         let budget = PageBudget { page_bytes: 64, pages, page_tokens: 4 };
-        let machine = Machine {
-            budget,
-            limits: limits.clone(),
-            pages: vec![vec![Cell::Unwritten; 4]; pages as usize],
-            residents: BTreeMap::new(),
-            digests: BTreeMap::new(),
-            begun: BTreeMap::new(),
-            watched: watched.clone(),
-            random: Random(seed * 2 + 1),
-            result: None,
-        };
+        let machine = Machine::new(seed, budget, limits.clone(), watched.clone());
         let pending = Arc::new(Mutex::new(Vec::new()));
         let (snapshot, shown) = watch::channel(Arc::new(Snapshot::default()));
         let (_, commands) = mpsc::sync_channel(1);
