@@ -9,7 +9,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::limits::Limits;
 use crate::refusal::Refusal;
-use crate::residency::Loaded;
 use crate::snapshot::Snapshot;
 use crate::step::Command;
 
@@ -73,13 +72,5 @@ impl Engine {
             }
             TrySendError::Disconnected(_) => Refusal::new(503, "EngineStopped", "the engine has stopped"),
         })
-    }
-
-    /// A fetched adapter that the tiers cannot hold is refused with both values.
-    ///
-    /// # Errors
-    /// 422 `TooLarge`.
-    pub fn affordable(&self, loaded: Loaded) -> Result<Loaded, Refusal> {
-        loaded.affordable(&self.limits, self.budget)
     }
 }

@@ -225,7 +225,6 @@ impl Fleet {
         }
         let claims = Claims { digest: request.digest, base_digest: None };
         let loaded = self.loader.load(request.lora_path.clone(), claims).await?;
-        let loaded = self.engine.affordable(loaded)?;
         let digest = loaded.adapter.digest;
         let enrolment = Enrolment {
             digest,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use lorafleet_artifact::{BaseShape, Claims, Digest, Policy};
+use lorafleet_backend::batch::PageBudget;
 use lorafleet_backend::layout::Layout;
 use lorafleet_source::{Progress, ReadLimits, Sources};
 
@@ -11,6 +12,7 @@ use crate::adapter::{BaseTensors, DiskCache, LoadError, LoadedAdapter, Loader, R
 use crate::config::Config;
 use crate::fleet::{Load, Loading};
 use crate::flights::Flights;
+use crate::limits::Limits;
 use crate::metrics::Meter;
 use crate::refusal::Refusal;
 use crate::residency::Loaded;
@@ -22,7 +24,9 @@ pub struct AdapterLoader {
 
 struct Inner {
     loader: Loader,
-    page_bytes: u64,
+    /// What the tiers could ever hold.
+    limits: Limits,
+    budget: PageBudget,
     meter: Arc<Meter>,
 }
 
@@ -44,7 +48,7 @@ impl AdapterLoader {
         base: BaseShape,
         digest: Digest,
         tensors: Arc<dyn BaseTensors>,
-        page_bytes: u64,
+        budget: PageBudget,
         meter: Arc<Meter>,
     ) -> std::io::Result<Self> {
         let disk = config.disk_cache.as_ref();
@@ -65,10 +69,17 @@ impl AdapterLoader {
         let sources = Sources::new(config.sources.iter().cloned(), ReadLimits::default());
         let room = Room::new(config.limits.host_cache_bytes);
         let loader = Loader { sources, base, policy, tensors: Some(tensors), disk, room };
-        let inner = Arc::new(Inner { loader, page_bytes, meter });
+        let inner = Arc::new(Inner { loader, limits: config.limits.clone(), budget, meter });
         let prepared = inner.clone();
         tokio::spawn(async move { prepared.loader.sources.prepare().await });
         Ok(Self { inner, flights: Flights::default() })
+    }
+}
+
+impl Inner {
+    async fn load(&self, source: &str, claims: Claims) -> Result<Loaded, Refusal> {
+        let loaded = self.loader.load(source, claims, &Progress::default()).await.map_err(refusal)?;
+        measured(loaded, self.budget.page_bytes)?.affordable(&self.limits, self.budget)
     }
 }
 
@@ -80,9 +91,12 @@ impl Load for AdapterLoader {
         let asked = Asked { source: source.clone(), digest: claims.digest, base_digest: claims.base_digest };
         Box::pin(self.flights.join(asked, lasting, async move {
             let begun = Instant::now();
-            let loaded = inner.loader.load(&source, claims, &Progress::default()).await.map_err(refusal)?;
-            inner.meter.loaded(begun.elapsed().as_secs_f64());
-            measured(loaded, inner.page_bytes)
+            let loaded = inner.load(&source, claims).await;
+            match &loaded {
+                Ok(_) => inner.meter.loaded(begun.elapsed().as_secs_f64()),
+                Err(refusal) => inner.meter.load_failed(refusal),
+            }
+            loaded
         }))
     }
 

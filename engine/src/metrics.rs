@@ -32,10 +32,7 @@ pub struct Meter {
     cold_start: Histogram,
     inter_token: Histogram,
     queue: Histogram,
-    step: Histogram,
-    step_adapters: Histogram,
-    step_adapter_bytes: Histogram,
-    step_adapter_pages: Histogram,
+    steps: StepSeries,
     tokens: IntCounterVec,
     adapter_requests: IntCounterVec,
     adapter_tokens: IntCounterVec,
@@ -44,14 +41,38 @@ pub struct Meter {
     load_failures: IntCounterVec,
     moves: IntCounterVec,
     preemptions: IntCounterVec,
-    failed_steps: IntCounter,
-    contradictions: IntCounter,
     replies: IntCounterVec,
     /// Adapters and codes that have a label of their own.
     labels: Mutex<Labels>,
     begun: Instant,
     /// Milliseconds from `begun` to the last turn of the step loop.
     last_turn_ms: AtomicU64,
+}
+
+/// What the step loop says about itself.
+struct StepSeries {
+    seconds: Histogram,
+    adapters: Histogram,
+    adapter_bytes: Histogram,
+    uploaded_pages: Histogram,
+    failed: IntCounter,
+    contradictions: IntCounter,
+}
+
+impl StepSeries {
+    fn new(made: &Maker<'_>) -> Result<Self, prometheus::Error> {
+        let bytes = "Bytes of the distinct adapters in one step.";
+        let pages = "Adapter pages written to the device in one step.";
+        let contradictions = "Looks at the idle engine's books of pages and leases that found them wrong: a bug.";
+        Ok(Self {
+            seconds: made.histogram("lorafleet_step_seconds", "One step of the backend.", FAST)?,
+            adapters: made.histogram("lorafleet_step_distinct_adapters", "Distinct adapters in one step.", COUNTS)?,
+            adapter_bytes: made.histogram("lorafleet_step_adapter_bytes", bytes, BYTES)?,
+            uploaded_pages: made.histogram("lorafleet_step_uploaded_pages", pages, COUNTS)?,
+            failed: made.counter("lorafleet_failed_steps_total", "Steps that the backend did not do.")?,
+            contradictions: made.counter("lorafleet_contradictions_total", contradictions)?,
+        })
+    }
 }
 
 struct Labels {
@@ -91,22 +112,7 @@ impl Meter {
             )?,
             inter_token: made.histogram("lorafleet_inter_token_seconds", "Between two tokens of an answer.", FAST)?,
             queue: made.histogram("lorafleet_queue_seconds", "From arrival to admission.", SLOW)?,
-            step: made.histogram("lorafleet_step_seconds", "One step of the backend.", FAST)?,
-            step_adapters: made.histogram(
-                "lorafleet_step_distinct_adapters",
-                "Distinct adapters in one step.",
-                COUNTS,
-            )?,
-            step_adapter_bytes: made.histogram(
-                "lorafleet_step_adapter_bytes",
-                "Bytes of the distinct adapters in one step.",
-                BYTES,
-            )?,
-            step_adapter_pages: made.histogram(
-                "lorafleet_step_uploaded_pages",
-                "Adapter pages written to the device in one step.",
-                COUNTS,
-            )?,
+            steps: StepSeries::new(&made)?,
             tokens: made.counters(
                 "lorafleet_tokens_total",
                 "Tokens: prompt, cached (of the prompt), output.",
@@ -138,11 +144,6 @@ impl Meter {
                 "lorafleet_preemptions_total",
                 "Running sequences put back, by reason.",
                 &["reason"],
-            )?,
-            failed_steps: made.counter("lorafleet_failed_steps_total", "Steps that the backend did not do.")?,
-            contradictions: made.counter(
-                "lorafleet_contradictions_total",
-                "Looks at the idle engine's books of pages and leases that found them wrong: a bug.",
             )?,
             replies: made.counters(
                 "lorafleet_replies_total",
@@ -194,10 +195,10 @@ impl Meter {
         let mut adapters: Vec<_> = batch.segments.iter().filter_map(|segment| segment.adapter).collect();
         adapters.dedup();
         let uploaded: usize = batch.uploads.iter().map(|upload| upload.part.len()).sum();
-        self.step.observe((to - from).as_secs_f64());
-        self.step_adapters.observe(adapters.len() as f64);
-        self.step_adapter_bytes.observe(adapter_bytes as f64);
-        self.step_adapter_pages.observe(uploaded as f64);
+        self.steps.seconds.observe((to - from).as_secs_f64());
+        self.steps.adapters.observe(adapters.len() as f64);
+        self.steps.adapter_bytes.observe(adapter_bytes as f64);
+        self.steps.uploaded_pages.observe(uploaded as f64);
         for token in drawn {
             self.drawn(token, to);
         }
@@ -254,7 +255,8 @@ impl Meter {
         self.load_as_vllm_names_it.observe(seconds);
     }
 
-    pub fn fetch_failed(&self, refusal: &Refusal) {
+    /// A load that was refused, for the step thread or for a client.
+    pub fn load_failed(&self, refusal: &Refusal) {
         let label = {
             let mut labels = self.labels();
             let known = labels.reasons.contains(refusal.code.as_ref());
@@ -269,11 +271,11 @@ impl Meter {
     }
 
     pub fn contradicted(&self) {
-        self.contradictions.inc();
+        self.steps.contradictions.inc();
     }
 
     pub fn step_failed(&self) {
-        self.failed_steps.inc();
+        self.steps.failed.inc();
     }
 
     pub fn replied(&self, route: &'static str, status: u16) {

@@ -120,7 +120,7 @@ fn assemble(config: &Config, base: LoadedBase, keys: Keys) -> anyhow::Result<(Ar
     let limits = bounded(config, base.context, budget)?;
     tracing::info!(?limits, ?budget, managed = config.managed, "limits");
     let meter = Arc::new(Meter::new()?);
-    let loader = AdapterLoader::new(config, base.shape, base.digest, base.model, budget.page_bytes, meter.clone())?;
+    let loader = AdapterLoader::new(config, base.shape, base.digest, base.model, budget, meter.clone())?;
     let loader: Arc<dyn Load> = Arc::new(loader);
     let (commands, queue) = std::sync::mpsc::sync_channel(COMMANDS_MAX);
     let (snapshot, shown) = watch::channel(Arc::new(Snapshot::default()));

@@ -174,14 +174,13 @@ impl Stepper {
     }
 
     fn arrive(&mut self, digest: Digest, result: Result<Loaded, Refusal>, now: Instant) {
-        match result.and_then(|loaded| loaded.affordable(&self.state.limits, self.state.budget)) {
+        match result {
             Ok(loaded) => {
                 self.state.residency.arrived(digest, loaded, now);
                 self.state.fail_unfit(digest);
             }
             Err(refusal) => {
                 tracing::warn!(%digest, %refusal, "adapter not loaded");
-                self.meter.fetch_failed(&refusal);
                 self.state.fail_waiting(digest, &refusal);
                 self.state.residency.failed(digest, refusal, now);
             }

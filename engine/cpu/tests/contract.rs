@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use lorafleet_backend::batch::{Batch, PageId, ResidentId, Segment, SequenceId, Upload};
 use lorafleet_backend::layout::Layout;
-use lorafleet_backend::{Backend, BackendError, Ticket};
+use lorafleet_backend::{Backend, BackendError, HostAdapter, Ticket};
 use support::{Runner, cases_folder, greedy, load_adapter};
 
 fn segment() -> Segment {
@@ -24,6 +24,10 @@ fn segment() -> Segment {
     }
 }
 
+fn piece(adapter: &Arc<HostAdapter>, id: u64, pages: &[PageId], part: Range<u32>) -> Upload {
+    Upload { resident: ResidentId(id), adapter: Arc::clone(adapter), pages: pages.to_vec(), part }
+}
+
 #[test]
 fn broken_batches_change_nothing() {
     let mut runner = Runner::new(&cases_folder().join("base"), 4 << 20, 2);
@@ -32,12 +36,7 @@ fn broken_batches_change_nothing() {
     let budget = runner.backend.page_budget();
     let count = Layout::of(&adapter.fitted.modules, budget.page_bytes).unwrap().pages;
     let pages: Vec<PageId> = (10..10 + count).map(PageId).collect();
-    let upload = |id: u64, pages: &[PageId]| Upload {
-        resident: ResidentId(id),
-        adapter: Arc::clone(&adapter),
-        pages: pages.to_vec(),
-        part: 0..pages.len() as u32,
-    };
+    let upload = |id: u64, pages: &[PageId]| piece(&adapter, id, pages, 0..pages.len() as u32);
     let batch = |step: u64| Batch { step, drops: vec![], uploads: vec![], segments: vec![segment()] };
     let backend = &mut runner.backend;
     let first = Batch { uploads: vec![upload(1, &pages)], ..batch(1) };
@@ -108,12 +107,7 @@ fn a_piece_is_the_next_one_and_the_last_one_makes_it_whole() {
     let count = Layout::of(&adapter.fitted.modules, runner.backend.page_budget().page_bytes).unwrap().pages;
     assert!(count >= 4, "{count} pages make no pieces");
     let pages: Vec<PageId> = (10..10 + count).map(PageId).collect();
-    let piece = |id: u64, part: Range<u32>| Upload {
-        resident: ResidentId(id),
-        adapter: Arc::clone(&adapter),
-        pages: pages.clone(),
-        part,
-    };
+    let piece = |id: u64, part: Range<u32>| piece(&adapter, id, &pages, part);
     let batch = |step: u64, drops: &[u64], uploads: &[Upload], user: Option<u64>| Batch {
         step,
         drops: drops.iter().map(|id| ResidentId(*id)).collect(),

@@ -76,11 +76,19 @@ async fn one_folder_under_many_names_at_once_is_not_read_for_each_of_them() {
     let names: Vec<String> = (0..20).map(|number| format!("a{number}")).collect();
     let loads = futures::future::join_all(names.iter().map(|name| server.load(name, &folder))).await;
     assert!(loads.iter().all(|(status, reply)| *status == 200 && reply["digest"] == loads[0].1["digest"]), "{loads:?}");
-    let counted = server.get("/metrics").await.1;
-    let count = "lorafleet_adapter_load_seconds_count ";
-    let reads = counted.as_str().unwrap().lines().find_map(|line| line.strip_prefix(count)).unwrap();
+    let counted = async |series: &str| {
+        let page = server.get("/metrics").await.1;
+        let value =
+            page.as_str().unwrap().lines().find_map(|line| line.strip_prefix(series)?.trim().parse::<u64>().ok());
+        value.unwrap_or_else(|| panic!("no series {series}"))
+    };
     // Those that come while one is under way share the next one. How many come in time is the machine's matter.
-    assert!(reads.parse::<u64>().unwrap() <= 10, "{reads} reads for 20 names");
+    let reads = counted("lorafleet_adapter_load_seconds_count").await;
+    assert!((1..=10).contains(&reads), "{reads} reads for 20 names");
+    // What is refused counts as well.
+    assert_error(server.load("b", &path("nan")).await, 422, "Malformed");
+    assert_eq!(counted("lorafleet_adapter_load_failures_total{reason=\"Malformed\"}").await, 1);
+    assert_eq!(counted("lorafleet_adapter_load_seconds_count").await, reads);
 }
 
 /// In host memory, and so for loads under way, there is room for two of them.
