@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
-use lorafleet_artifact::Digest;
+use lorafleet_artifact::{Digest, Traits};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -175,6 +175,11 @@ pub struct LoraAdapterStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::schema::optional_digest")]
     pub current_base_digest: Option<Digest>,
+    /// What is known of `digest` and of every revision that is served or on its way: enough for a changed policy to judge each
+    /// without its source.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["digest"]))]
+    pub revisions: Vec<KnownRevision>,
     /// What the served name meant before; still held for a moment, for requests that are on their way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retiring: Option<RetiringRevision>,
@@ -189,6 +194,43 @@ pub struct LoraAdapterStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "crate::schema::conditions")]
     pub conditions: Vec<Condition>,
+}
+
+/// What was found in one revision when it was read.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct KnownRevision {
+    #[schemars(schema_with = "crate::schema::digest")]
+    pub digest: Digest,
+    /// `spec.digest` said that it is this one; else it was pinned at first sight, or followed.
+    #[serde(default)]
+    pub digest_claimed: bool,
+    /// The base that it says it was made for: `spec.baseModelDigest`, else the file's metadata.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::schema::optional_digest")]
+    pub declared_base: Option<Digest>,
+    /// The ranks of each kind of module, for instance `q_proj: [8, 16]`.
+    #[schemars(schema_with = "crate::schema::ranks")]
+    pub ranks: BTreeMap<String, Vec<u32>>,
+    /// Its weights file.
+    pub weights_bytes: u64,
+    /// Its files together.
+    pub size_bytes: u64,
+}
+
+impl KnownRevision {
+    /// What a policy judges of it.
+    pub fn traits(&self) -> Traits {
+        let Self { digest: _, digest_claimed: _, declared_base, ranks, weights_bytes, size_bytes: _ } = self;
+        Traits { ranks: ranks.clone(), base_digest: *declared_base, weights_bytes: *weights_bytes }
+    }
+}
+
+impl LoraAdapterStatus {
+    /// What is known of the revision with this digest.
+    pub fn revision(&self, digest: Digest) -> Option<&KnownRevision> {
+        self.revisions.iter().find(|revision| revision.digest == digest)
+    }
 }
 
 /// A revision that the served name no longer means.

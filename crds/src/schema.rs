@@ -22,6 +22,20 @@ pub(crate) fn digests(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
+/// The ranks that each kind of module has.
+pub(crate) fn ranks(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "maxProperties": 64,
+        "additionalProperties": {
+            "type": "array",
+            "maxItems": 256,
+            "x-kubernetes-list-type": "atomic",
+            "items": { "type": "integer", "format": "int32", "minimum": 1 },
+        },
+    })
+}
+
 /// Kubernetes conditions: one per type, each owned by the writer that set it.
 pub(crate) fn conditions(_: &mut SchemaGenerator) -> Schema {
     json_schema!({

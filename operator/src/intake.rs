@@ -3,6 +3,7 @@
 //! Start here: one pass is observe, plan, apply (start a read), status. It is the one writer of an adapter's status.
 
 mod gate;
+mod judge;
 mod observe;
 mod observed;
 mod plan;

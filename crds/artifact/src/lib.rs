@@ -27,7 +27,7 @@ pub use digest::{Digest, DigestParseError, digest_of_files};
 pub use fit::{BaseCopy, Fitted, FittedModule, FloatType, TensorRef, fit};
 pub use gguf::HeaderError;
 pub use outline::Outline;
-pub use policy::{Claims, Policy, declared_base};
+pub use policy::{Claims, Policy, Traits, declared_base};
 pub use reason::{Reason, Refusal};
 pub use safetensors::{BASE_DIGEST_KEY, Safetensors, SafetensorsLimits};
 pub use source::{Scheme, SourceUri, check_file_name};

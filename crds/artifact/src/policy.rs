@@ -1,5 +1,7 @@
 //! What the owner of a base lets adapters be.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::Digest;
@@ -47,7 +49,57 @@ pub struct Claims {
     pub base_digest: Option<Digest>,
 }
 
+/// What a policy judges of an adapter. Kept of one that was read, it lets another policy judge it without its bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Traits {
+    /// The ranks that modules of each kind have, ascending: `q_proj: [8, 16]`.
+    pub ranks: BTreeMap<String, Vec<u32>>,
+    /// The base that it says it was made for.
+    #[serde(default)]
+    pub base_digest: Option<Digest>,
+    /// Of the weights file.
+    pub weights_bytes: u64,
+}
+
+impl Traits {
+    pub(crate) fn new(fitted: &Fitted, base_digest: Option<Digest>, weights_bytes: u64) -> Self {
+        let mut ranks = BTreeMap::<String, Vec<u32>>::new();
+        for module in &fitted.modules {
+            ranks.entry(module.module.kind.name().to_owned()).or_default().push(module.rank);
+        }
+        for ranks in ranks.values_mut() {
+            ranks.sort_unstable();
+            ranks.dedup();
+        }
+        Self { ranks, base_digest, weights_bytes }
+    }
+
+    /// The largest rank of each kind of module.
+    pub fn ranks_max(&self) -> BTreeMap<String, u32> {
+        let max = |(kind, ranks): (&String, &Vec<u32>)| Some((kind.clone(), ranks.iter().max().copied()?));
+        self.ranks.iter().filter_map(max).collect()
+    }
+
+    /// The largest rank of any module.
+    pub fn rank_max(&self) -> u32 {
+        self.ranks.values().flatten().max().copied().unwrap_or_default()
+    }
+}
+
 impl Policy {
+    /// Judges an adapter by what was found in it before: the same verdict as over its bytes. The message may name a kind of
+    /// module where the bytes would have named one module.
+    ///
+    /// # Errors
+    /// TooLarge, BaseUnknown, BaseMismatch, RankTooHigh, RankNotAllowed or ModuleNotAllowed.
+    pub fn check_traits(&self, traits: &Traits) -> Result<(), Refusal> {
+        self.check_size(traits.weights_bytes)?;
+        self.check_base(traits.base_digest)?;
+        let mut ranks = traits.ranks.iter().flat_map(|(kind, ranks)| ranks.iter().map(move |rank| (kind, *rank)));
+        ranks.try_for_each(|(kind, rank)| self.check_module(kind, kind, rank))
+    }
+
     /// # Errors
     /// TooLarge.
     pub fn check_size(&self, weights_bytes: u64) -> Result<(), Refusal> {
@@ -73,13 +125,11 @@ impl Policy {
         Ok(())
     }
 
+    /// Judges the base that an adapter says it was made for.
+    ///
     /// # Errors
-    /// Malformed, BaseUnknown or BaseMismatch.
-    pub fn check_base(&self, claims: &Claims, header: &Safetensors) -> Result<(), Refusal> {
-        let declared = match claims.base_digest {
-            Some(digest) => Some(digest),
-            None => declared_base(header)?,
-        };
+    /// BaseUnknown or BaseMismatch.
+    pub fn check_base(&self, declared: Option<Digest>) -> Result<(), Refusal> {
         match declared {
             None if self.require_base_digest => Err(Refusal::new(
                 Reason::BaseUnknown,
@@ -107,8 +157,8 @@ impl Policy {
         })
     }
 
-    /// The same for what is remembered of an adapter: the largest rank of each kind of module. It may pass and still be
-    /// refused when every module is looked at.
+    /// The same where only the largest rank of each kind of module is known: it may pass and still be refused when every
+    /// module is looked at.
     ///
     /// # Errors
     /// As [`Self::check_fitted`].
@@ -135,6 +185,16 @@ impl Policy {
             ));
         }
         Ok(())
+    }
+}
+
+impl Claims {
+    /// The base that an adapter was made for, as its owner says it, else as the file's metadata does.
+    ///
+    /// # Errors
+    /// Malformed if the metadata says something that is no digest.
+    pub fn base(&self, header: &Safetensors) -> Result<Option<Digest>, Refusal> {
+        self.base_digest.map_or_else(|| declared_base(header), |digest| Ok(Some(digest)))
     }
 }
 

@@ -10,7 +10,7 @@ use crate::config::AdapterConfig;
 use crate::digest_of_files;
 use crate::fit::{Fitted, fit};
 use crate::gguf::HeaderError;
-use crate::policy::{Claims, Policy};
+use crate::policy::{Claims, Policy, Traits};
 use crate::reason::{Reason, Refusal, excerpt};
 use crate::safetensors::{Safetensors, SafetensorsLimits};
 use crate::scan::Scan;
@@ -70,6 +70,7 @@ enum Stage {
 #[derive(Debug)]
 struct Data {
     header: Safetensors,
+    declared_base: Option<Digest>,
     fitted: Fitted,
     scan: Scan,
 }
@@ -81,7 +82,16 @@ pub struct Verified {
     pub config: AdapterConfig,
     pub header: Safetensors,
     pub fitted: Fitted,
+    /// The base that it says it was made for.
+    pub declared_base: Option<Digest>,
     pub weights_bytes: u64,
+}
+
+impl Verified {
+    /// What any policy judges of it.
+    pub fn traits(&self) -> Traits {
+        Traits::new(&self.fitted, self.declared_base, self.weights_bytes)
+    }
 }
 
 impl<'a> Verification<'a> {
@@ -137,12 +147,13 @@ impl<'a> Verification<'a> {
     }
 
     fn enter_data(&mut self, header: Safetensors, bytes: &[u8]) -> Result<(), Refusal> {
-        self.policy.check_base(&self.claims, &header)?;
+        let declared_base = self.claims.base(&header)?;
+        self.policy.check_base(declared_base)?;
         let fitted = fit(&self.config, &header, self.base)?;
         self.policy.check_fitted(&fitted)?;
         let mut scan = Scan::new(&fitted, header.data_start);
         scan.push(bytes)?;
-        self.stage = Stage::Data(Box::new(Data { header, fitted, scan }));
+        self.stage = Stage::Data(Box::new(Data { header, declared_base, fitted, scan }));
         Ok(())
     }
 
@@ -158,7 +169,7 @@ impl<'a> Verification<'a> {
         if have != want {
             return Err(Refusal::malformed(format!("{WEIGHTS_FILE} ends after {have} bytes, announced were {want}")));
         }
-        let Data { header, fitted, scan } = *data;
+        let Data { header, declared_base, fitted, scan } = *data;
         let weights_sha256 = scan.finish(&fitted)?;
         let files = [(CONFIG_FILE.to_owned(), self.config_sha256), (WEIGHTS_FILE.to_owned(), weights_sha256)];
         let digest = digest_of_files(&BTreeMap::from(files));
@@ -167,7 +178,7 @@ impl<'a> Verification<'a> {
                 Reason::DigestMismatch,
                 format!("the adapter's digest is {digest}, expected was {claimed}"),
             )),
-            _ => Ok(Verified { digest, config: self.config, header, fitted, weights_bytes: want }),
+            _ => Ok(Verified { digest, config: self.config, header, fitted, declared_base, weights_bytes: want }),
         }
     }
 

@@ -128,7 +128,7 @@ fn order(
     entry: &AllowedSource,
     uri: &SourceUri,
 ) -> Order {
-    let policy = artifact_policy(base, base_digest);
+    let policy = artifact_policy(base, Some(base_digest));
     let door = Door::new(&base.namespace().unwrap_or_default(), &entry.prefix, &entry.access);
     let spec = &adapter.spec;
     let asked = (uri.to_string(), spec.source.follow, resolve_at(adapter), spec.digest, spec.base_model_digest);
@@ -147,8 +147,9 @@ fn order(
     }
 }
 
-/// The base's policy in the words of the crate that judges.
-fn artifact_policy(base: &BaseModel, base_digest: Digest) -> Policy {
+/// The base's policy in the words of the crate that judges. Before the base's own digest is known no claim about it can be
+/// checked, and none is.
+pub(super) fn artifact_policy(base: &BaseModel, base_digest: Option<Digest>) -> Policy {
     let AdapterPolicy {
         allowed_sources: _,
         max_rank,
@@ -165,9 +166,11 @@ fn artifact_policy(base: &BaseModel, base_digest: Digest) -> Policy {
         allowed_target_modules: allowed_target_modules.clone(),
         require_digest: false,
         require_base_digest: *require_base_digest,
-        identities: [base_digest].into_iter().chain(base.spec.identities.iter().copied()).collect(),
         ..Policy::default()
     };
+    if let Some(own) = base_digest {
+        policy.identities = [own].into_iter().chain(base.spec.identities.iter().copied()).collect();
+    }
     if let Some(limit) = max_adapter_bytes {
         policy.max_adapter_bytes = *limit;
     }

@@ -1,9 +1,7 @@
 //! The world as one pass of the intake controller sees it: plain data, so that a test can write it down.
 
-use std::collections::BTreeMap;
-
 use kube::ResourceExt;
-use lorafleet_artifact::Digest;
+use lorafleet_artifact::{Digest, Traits};
 use lorafleet_crds::{BaseModel, LoraAdapter, LoraAdapterStatus, PoolPlacement, SourceFile};
 use serde::{Deserialize, Serialize};
 
@@ -102,8 +100,7 @@ pub enum Outcome {
 #[serde(rename_all = "camelCase")]
 pub struct Facts {
     pub digest: Digest,
-    pub rank: u32,
-    pub ranks: BTreeMap<String, u32>,
+    pub traits: Traits,
     pub alpha: f64,
     pub size_bytes: u64,
     pub files: Vec<SourceFile>,

@@ -3,11 +3,12 @@
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use lorafleet_artifact::{Reason, Refusal};
+use lorafleet_artifact::{Reason, Traits};
 use lorafleet_crds::condition::{Cause, ConditionStatus, ConditionType, find};
-use lorafleet_crds::{LoraAdapter, LoraAdapterStatus, PoolPlacement, SourcePin};
+use lorafleet_crds::{KnownRevision, LoraAdapter, LoraAdapterStatus, PoolPlacement, SourcePin};
 
 use super::gate::{Barred, Gate, Order, gate, pin};
+use super::judge::{self, Forbidden};
 use super::observed::{Facts, Observed, Outcome};
 use super::rollout::{Rollout, rollout};
 use crate::conditions::Stated;
@@ -57,6 +58,7 @@ pub fn plan(observed: &Observed, limits: &Limits) -> Plan {
         current_terms.map_or((None, None), |terms| (Some(terms.uri), terms.base_digest));
     status.candidate_revision = candidate;
     status.retiring = retiring;
+    forget(&mut status);
     status.served = served;
     status.pools = shown(pools);
     status.served_name = Some(adapter.served_name().to_owned());
@@ -68,6 +70,13 @@ pub fn plan(observed: &Observed, limits: &Limits) -> Plan {
     let status = (!(unseen && said_before)).then_some(status);
     let stated = state(&standing, status.as_ref(), stated);
     Plan { read, look, status, stated, again_in_ms }
+}
+
+/// Keeps what is known of those revisions alone that may be judged again.
+fn forget(status: &mut LoraAdapterStatus) {
+    let retiring = status.retiring.as_ref().map(|old| old.digest);
+    let kept = [status.digest, status.current_revision, status.candidate_revision, retiring];
+    status.revisions.retain(|known| kept.contains(&Some(known.digest)));
 }
 
 /// Pools as a status can hold them: an object has its limit of bytes.
@@ -112,7 +121,7 @@ fn stand(observed: &Observed, gate: &Gate, limits: &Limits) -> Stand {
             Next::Rest(again_in_ms) => Stand { again_in_ms, ..Stand::at(known) },
         };
     }
-    if let Some(refused) = outlawed(&observed.adapter, order) {
+    if let Some(refused) = outlawed(observed, order) {
         return Stand::at(refused);
     }
     match &observed.job {
@@ -135,10 +144,10 @@ fn stand(observed: &Observed, gate: &Gate, limits: &Limits) -> Stand {
 
 /// What is known of the pinned content is enough to see that the policy forbids it by now, whether or not the source can
 /// be read.
-fn outlawed(adapter: &LoraAdapter, order: &Order) -> Option<Standing> {
-    let status = adapter.status.as_ref().filter(|_| order.pinned)?;
-    let Refusal { reason, message } = order.policy.check_ranks(&status.ranks).err()?;
-    Some(Standing::Refused { reason: reason.to_string(), message, same_files: true })
+fn outlawed(observed: &Observed, order: &Order) -> Option<Standing> {
+    let pinned = observed.adapter.status.as_ref().filter(|_| order.pinned)?.digest?;
+    let Forbidden { reason, message } = judge::content(&observed.adapter, observed.base.as_ref()?, pinned)?;
+    Some(Standing::Refused { reason, message, same_files: true })
 }
 
 /// The judgement that the status already holds for the same inputs.
@@ -149,7 +158,8 @@ fn remembered(adapter: &LoraAdapter, gate: &Gate) -> Option<Standing> {
     }
     let verified = find(&status.conditions, ConditionType::Verified)?;
     match verified.status.as_str() {
-        "True" => status.verified_base.and(status.digest).map(|_| Standing::Verified),
+        // A status that does not hold what a policy may ask for one day is made anew.
+        "True" => status.verified_base.and(status.revision(status.digest?)).map(|_| Standing::Verified),
         "False" => Some(Standing::Refused {
             reason: verified.reason.clone(),
             message: verified.message.clone(),
@@ -192,11 +202,15 @@ fn keep_pin(old: LoraAdapterStatus, pinned: bool) -> LoraAdapterStatus {
         LoraAdapterStatus { conditions: Vec::new(), verified_for: None, source_listing: None, ..old }
     } else {
         // The revision that is served was verified for this base, whatever the spec asks for by now.
-        LoraAdapterStatus { verified_base: old.verified_base, ..LoraAdapterStatus::default() }
+        let (verified_base, revisions) = (old.verified_base, old.revisions);
+        LoraAdapterStatus { verified_base, revisions, ..LoraAdapterStatus::default() }
     }
 }
 
 fn verified(adapter: &LoraAdapter, gate: &Gate, found: &Facts) -> LoraAdapterStatus {
+    let ranks = found.traits.ranks_max();
+    let known = adapter.status.iter().flat_map(|status| &status.revisions);
+    let others = known.filter(|other| other.digest != found.digest).cloned();
     LoraAdapterStatus {
         digest: Some(found.digest),
         source: Some(SourcePin {
@@ -205,12 +219,26 @@ fn verified(adapter: &LoraAdapter, gate: &Gate, found: &Facts) -> LoraAdapterSta
             files: found.files.clone(),
         }),
         verified_base: gate.order.policy.identities.first().copied(),
-        rank: Some(found.rank),
-        ranks: found.ranks.clone(),
+        revisions: [known_revision(adapter, found)].into_iter().chain(others).collect(),
+        rank: Some(found.traits.rank_max()),
+        target_modules: ranks.keys().cloned().collect(),
+        ranks,
         alpha: Some(found.alpha),
-        target_modules: found.ranks.keys().cloned().collect(),
         size_bytes: Some(found.size_bytes),
         ..LoraAdapterStatus::default()
+    }
+}
+
+fn known_revision(adapter: &LoraAdapter, found: &Facts) -> KnownRevision {
+    let Facts { digest, traits, alpha: _, size_bytes, files: _ } = found;
+    let Traits { ranks, base_digest, weights_bytes } = traits.clone();
+    KnownRevision {
+        digest: *digest,
+        digest_claimed: adapter.spec.digest == Some(*digest),
+        declared_base: base_digest,
+        ranks,
+        weights_bytes,
+        size_bytes: *size_bytes,
     }
 }
 

@@ -2,15 +2,14 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use lorafleet_artifact::Digest;
+use lorafleet_artifact::{Digest, Reason};
 use lorafleet_crds::condition::{Cause, ConditionStatus, ConditionType};
 use lorafleet_crds::{LoraAdapter, LoraAdapterStatus, PlacementStatus, PoolPlacement, RetiringRevision};
 
-use super::gate::allowing_entry;
+use super::judge::{Forbidden, forbidden};
 use super::observed::Observed;
 use super::plan::Standing;
 use crate::conditions::Stated;
-use crate::source::readable;
 
 /// Longest `status.served`, in characters, as the schema has it.
 const SERVED_CHARACTERS_MAX: usize = 256;
@@ -53,7 +52,14 @@ pub(super) fn rollout(observed: &Observed, standing: &Standing, digest: Option<D
     let pools = pools(observed);
     let base = observed.base.as_ref().and_then(|base| base.status.as_ref()?.digest);
     let other_base = base.is_some() && status.verified_base != base;
-    let stays = status.current_revision.filter(|_| !withdrawn(observed, standing));
+    // Verified is what the present policy was asked about: what is remembered of it may be older.
+    let verified = digest.filter(|_| *standing == Standing::Verified);
+    let judged = |digest: Digest, uri: Option<&str>| {
+        let unknown = verified != Some(digest);
+        forbidden(&observed.adapter, observed.base.as_ref(), &observed.source_caps, digest, uri).filter(|_| unknown)
+    };
+    let of_current = status.current_revision.and_then(|current| judged(current, status.current_uri.as_deref()));
+    let stays = status.current_revision.filter(|_| !withdrawn(standing, &status, of_current.is_some()));
     // Once it is verified for another base than before, nothing but what was verified stays.
     let stays = stays.filter(|stays| !(other_base && *standing == Standing::Verified) || digest == Some(*stays));
     // What is served goes on being served when its source changed or is read again; what is not, does not begin to be.
@@ -63,17 +69,32 @@ pub(super) fn rollout(observed: &Observed, standing: &Standing, digest: Option<D
     let promoted = desired.filter(|desired| stays != Some(*desired) && held_everywhere(&pools, desired));
     let current = promoted.or(stays);
     let retiring = retiring(observed, &status, promoted, current.is_some());
+    let retiring = retiring.filter(|old| judged(old.digest, Some(&old.uri)).is_none());
+    let against = match current {
+        // What was withdrawn is remembered for as long as the status holds its digest, and so is the reason.
+        None => of_current.or_else(|| judged(digest?, Some(&status.source.as_ref()?.uri))),
+        // Pods of this base are told nothing of it. Should the base move back, it is served again.
+        Some(current) if other_base && verified.is_none() => stranded(current, status.verified_base, base),
+        Some(_) => None,
+    };
     let of_spec = promoted.is_some() || current == desired;
     let terms = if of_spec { Some(Terms::of_spec(&observed.adapter)) } else { Terms::of_current(&status) };
     Rollout {
         retiring,
-        stated: state(observed, obstacle.as_ref(), aside.as_ref(), desired, current, &pools),
+        stated: state(observed, obstacle.as_ref(), aside.as_ref(), against.as_ref(), desired, current, &pools),
         served: served(&pools, current.or(desired)),
         current_terms: terms.filter(|_| current.is_some()),
         candidate: desired.filter(|desired| current != Some(*desired)),
         current,
         pools,
     }
+}
+
+/// The current revision was verified for another base than the present one.
+fn stranded(current: Digest, verified: Option<Digest>, base: Option<Digest>) -> Option<Forbidden> {
+    let (current, verified, base) = (current.short(), verified?, base?);
+    let message = format!("revision {current} was verified for the base {verified}, this base is {base}");
+    Some(Forbidden { reason: Reason::BaseMismatch.to_string(), message })
 }
 
 /// What the name meant before stays a moment longer: gateways hear of the change a little later than pods.
@@ -103,23 +124,14 @@ fn pools(observed: &Observed) -> Vec<PoolPlacement> {
 }
 
 /// Whether what is served now must no longer be.
-fn withdrawn(observed: &Observed, standing: &Standing) -> bool {
+fn withdrawn(standing: &Standing, status: &LoraAdapterStatus, forbidden: bool) -> bool {
     match standing {
         Standing::Barred(barred) if barred.cause == Cause::NameConflict => true,
         // The same bytes are judged otherwise: the policy or the base changed.
-        Standing::Refused { same_files: true, .. } => true,
-        // A new source that is forbidden does not take away the old one, a policy that forbids the old one does.
-        _ => current_forbidden(observed),
+        Standing::Refused { same_files: true, .. } if status.digest == status.current_revision => true,
+        // New content that is refused does not take away the old one, a policy that forbids the old one does.
+        _ => forbidden,
     }
-}
-
-/// The base's policy or the cluster's caps no longer allow the place where the current revision lies.
-fn current_forbidden(observed: &Observed) -> bool {
-    let status = observed.adapter.status.as_ref();
-    let (Some(base), Some(uri)) = (&observed.base, status.and_then(|status| status.current_uri.as_ref())) else {
-        return false;
-    };
-    readable(uri, &observed.source_caps).map_or(true, |uri| allowing_entry(&base.spec.adapter_policy, &uri).is_none())
 }
 
 /// Every pool that serves at all holds it on each pod that takes traffic, and there is one. A pool none of whose pods takes
@@ -151,6 +163,7 @@ fn state(
     observed: &Observed,
     obstacle: Option<&Obstacle>,
     aside: Option<&Obstacle>,
+    against: Option<&Forbidden>,
     desired: Option<Digest>,
     current: Option<Digest>,
     pools: &[PoolPlacement],
@@ -159,7 +172,7 @@ fn state(
     use ConditionType::{Available, Placed, Ready, Reconciling, RolledOut, Stalled};
     let placed = placed(observed, obstacle.is_some(), pools);
     let rolled_out = rolled_out(&placed, desired, current, pools);
-    let available = available(current, pools);
+    let available = available(current, against, pools);
     let (mut ready, stalled) = ready(obstacle, &placed, &rolled_out, desired, pools);
     // What is wrong with the source is worth a word to those who look at one line only.
     if let Some((reason, message, _)) = aside.filter(|(reason, ..)| *reason != Cause::InProgress.to_string()) {
@@ -225,7 +238,7 @@ fn rolled_out(placed: &Stated, desired: Option<Digest>, current: Option<Digest>,
 }
 
 /// The name answers, from some revision.
-fn available(current: Option<Digest>, pools: &[PoolPlacement]) -> Stated {
+fn available(current: Option<Digest>, against: Option<&Forbidden>, pools: &[PoolPlacement]) -> Stated {
     let answers =
         |placement: &PlacementStatus| placement.traffic && placement.ready && Some(placement.digest) == current;
     let held = pools.iter().flat_map(|pool| &pool.placements).any(answers);
@@ -234,6 +247,9 @@ fn available(current: Option<Digest>, pools: &[PoolPlacement]) -> Stated {
         let error = placement.last_error.as_ref()?;
         Some(format!("pod {}: {}: {}", placement.pod, error.code, error.message))
     });
+    if let (false, Some(Forbidden { reason, message })) = (held, against) {
+        return Stated::new(ConditionType::Available, ConditionStatus::False, reason, message.clone());
+    }
     let (status, cause, message) = match (held, current, errors.next()) {
         (true, ..) => (ConditionStatus::True, Cause::Succeeded, String::new()),
         (false, None, _) => (ConditionStatus::False, Cause::Waiting, "no revision is served yet".to_owned()),

@@ -88,11 +88,9 @@ fn files(listing: &Listing) -> Vec<SourceFile> {
 
 fn facts(read: &ReadAdapter, files: Vec<SourceFile>) -> Facts {
     let verified = &read.verified;
-    let kinds = verified.fitted.kinds();
     Facts {
         digest: verified.digest,
-        rank: verified.fitted.rank_max(),
-        ranks: kinds.iter().map(|(kind, rank)| (kind.name().to_owned(), *rank)).collect(),
+        traits: verified.traits(),
         alpha: verified.config.alpha,
         size_bytes: files.iter().map(|file| file.size_bytes).sum(),
         files,

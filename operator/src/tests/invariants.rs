@@ -20,9 +20,13 @@ impl World {
             }
             (Some(_), None) => {
                 let other_base = adapter.status.as_ref().unwrap().verified_base != Some(self.base_digest());
-                assert!(!self.rank_allowed() || other_base, "{name} is taken away");
+                assert!(!self.allows(before.unwrap()) || other_base, "{name} is taken away");
             }
             _ => {}
+        }
+        let told = [new.current_revision, new.candidate_revision, new.retiring.as_ref().map(|old| old.digest)];
+        for digest in told.into_iter().flatten() {
+            assert!(self.allows(digest), "{name}: the policy forbids {digest}, and pods are told to hold it");
         }
     }
 

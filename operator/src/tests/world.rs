@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
-use lorafleet_artifact::Digest;
+use lorafleet_artifact::{Digest, Traits};
 use lorafleet_crds::wire::{AdapterReport, AdapterState, BaseReport, Budgets, Load, Placement, Report, Role, Tier};
 use lorafleet_crds::{BaseModel, LoraAdapter, PoolPlacement, ServingPool, SourceFile};
 use proptest::prelude::*;
@@ -23,9 +23,6 @@ use crate::source::ReadEnd;
 /// What the base's digest may be.
 const BASES: [Digest; 2] = [Digest::from_bytes([0x55; 32]), Digest::from_bytes([0x66; 32])];
 
-/// Of every adapter.
-const RANK: u32 = 8;
-
 /// What lies at the source of an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
@@ -40,9 +37,26 @@ impl Content {
         }
     }
 
+    /// Contents differ in what policies judge.
+    pub(super) fn traits(self) -> Traits {
+        let (Self::Good(byte) | Self::Bad(byte)) = self;
+        traits(Digest::from_bytes([byte; 32]))
+    }
+
     fn files(self) -> Vec<SourceFile> {
         let version = Some(format!("{self:?}"));
         vec![SourceFile { name: "adapter_model.safetensors".to_owned(), size_bytes: 10, version }]
+    }
+}
+
+/// Of the content with this digest.
+pub(super) fn traits(digest: Digest) -> Traits {
+    let byte = digest.as_bytes()[0];
+    let rank = if byte.is_multiple_of(2) { 8 } else { 4 };
+    Traits {
+        ranks: BTreeMap::from([("q_proj".to_owned(), vec![rank])]),
+        base_digest: (byte % 3 > 0).then_some(BASES[0]),
+        weights_bytes: 9,
     }
 }
 
@@ -101,6 +115,7 @@ pub(super) enum Event {
     Create(u8),
     Store(bool),
     MaxRank(u8),
+    RequireBaseDigest(bool),
     /// The base is resolved anew, and is another one.
     BaseMoves,
 }
@@ -121,7 +136,8 @@ pub(super) fn event() -> impl Strategy<Value = Event> {
         1 => any::<u8>().prop_map(Event::Delete),
         1 => any::<u8>().prop_map(Event::Create),
         1 => any::<bool>().prop_map(Event::Store),
-        1 => (4..12_u8).prop_map(Event::MaxRank),
+        1 => (2..12_u8).prop_map(Event::MaxRank),
+        1 => any::<bool>().prop_map(Event::RequireBaseDigest),
         1 => Just(Event::BaseMoves),
     ]
 }
@@ -136,7 +152,10 @@ impl World {
             "metadata": { "name": "base", "namespace": "demo", "uid": "base" },
             "spec": {
                 "source": { "uri": "s3://models/base" },
-                "adapterPolicy": { "allowedSources": [{ "prefix": "s3://adapters" }], "maxRank": 8 },
+                "identities": BASES,
+                "adapterPolicy": {
+                    "allowedSources": [{ "prefix": "s3://adapters" }], "maxRank": 8, "requireBaseDigest": false,
+                },
             },
             "status": {
                 "digest": BASES[0], "architecture": "llama", "parameters": 1, "layers": 2, "hiddenSize": 64,
@@ -237,6 +256,7 @@ impl World {
             Event::Create(index) => self.create(*index),
             Event::Store(down) => self.store_down = *down,
             Event::MaxRank(rank) => self.base.spec.adapter_policy.max_rank = Some(u32::from(*rank)),
+            Event::RequireBaseDigest(yes) => self.base.spec.adapter_policy.require_base_digest = *yes,
         }
     }
 
@@ -244,8 +264,11 @@ impl World {
         self.base.status.as_ref().unwrap().digest.unwrap()
     }
 
-    pub(super) fn rank_allowed(&self) -> bool {
-        self.base.spec.adapter_policy.max_rank.is_none_or(|limit| limit >= RANK)
+    /// Whether the present policy lets this content be served.
+    pub(super) fn allows(&self, digest: Digest) -> bool {
+        let (policy, traits) = (&self.base.spec.adapter_policy, traits(digest));
+        policy.max_rank.is_none_or(|limit| traits.rank_max() <= limit)
+            && (!policy.require_base_digest || traits.base_digest.is_some())
     }
 
     /// A new process of the pod, of the present template.
@@ -342,15 +365,14 @@ impl World {
             JobState::Failed { fault, attempts: 1, age_ms: 100_000 }
         } else if matches!(content, Content::Bad(_)) {
             refused("Malformed")
-        } else if order.policy.max_rank.is_some_and(|limit| RANK > limit) {
-            refused("RankTooHigh")
+        } else if let Err(refusal) = order.policy.check_traits(&content.traits()) {
+            refused(refusal.reason.as_str())
         } else if order.claims.digest.is_some_and(|claimed| claimed != content.digest()) {
             refused("DigestMismatch")
         } else {
             JobState::Done(Outcome::Verified(Box::new(Facts {
                 digest: content.digest(),
-                rank: RANK,
-                ranks: BTreeMap::from([("q_proj".to_owned(), RANK)]),
+                traits: content.traits(),
                 alpha: 16.0,
                 size_bytes: 10,
                 files: content.files(),

@@ -27,7 +27,7 @@ pub struct Revision {
     /// What its owner said of its base when it was verified.
     pub base_digest: Option<Digest>,
     pub floor: Floor,
-    /// Known for what the spec asks for; what was verified before may have had another.
+    /// Not known of what an older operator verified.
     pub rank: Option<u32>,
     pub bytes: u64,
     pub stage: Stage,
@@ -170,6 +170,7 @@ fn revision(adapter: &LoraAdapter, stage: Stage) -> Option<Revision> {
             (retiring.digest, &retiring.uri, retiring.base_digest)
         }
     };
+    let known = status.revision(digest);
     let of_spec = status.digest == Some(digest);
     Some(Revision {
         // As intake has judged it: the spec may claim a name by now that another adapter has.
@@ -183,8 +184,8 @@ fn revision(adapter: &LoraAdapter, stage: Stage) -> Option<Revision> {
             WarmthFloor::Host => Floor::Host,
             WarmthFloor::Device => Floor::Device,
         },
-        rank: status.rank.filter(|_| of_spec),
-        bytes: status.size_bytes.unwrap_or_default(),
+        rank: known.map(|known| known.traits().rank_max()).or(status.rank.filter(|_| of_spec)),
+        bytes: known.map(|known| known.size_bytes).or(status.size_bytes).unwrap_or_default(),
         stage,
     })
 }
