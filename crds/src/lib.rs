@@ -20,8 +20,8 @@ pub use base_model::{
     WeightFormat,
 };
 pub use lora_adapter::{
-    AdapterSource, BaseModelRef, KnownRevision, LoraAdapter, LoraAdapterSpec, LoraAdapterStatus, PlacementError,
-    PlacementStatus, PoolPlacement, RetiringRevision, SourceFile, SourcePin, Warmth, WarmthFloor,
+    AdapterSource, BaseModelRef, KnownRevision, LoraAdapter, LoraAdapterSpec, LoraAdapterStatus, NameClaim,
+    PlacementError, PlacementStatus, PoolPlacement, RetiringRevision, SourceFile, SourcePin, Warmth, WarmthFloor,
 };
 pub use names::{AdapterName, NameError};
 pub use serving_pool::{

@@ -1,5 +1,6 @@
 //! `LoraAdapter`: one adapter, where it comes from, and where it is served.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -334,5 +335,49 @@ impl LoraAdapter {
             Some(name) => name.as_str(),
             None => self.metadata.name.as_deref().unwrap_or_default(),
         }
+    }
+
+    /// What this object can say for itself where several want the same served name.
+    pub fn claim(&self, served_name: &str) -> NameClaim {
+        let serves = |status: &LoraAdapterStatus| {
+            status.current_revision.is_some() && status.served_name.as_deref() == Some(served_name)
+        };
+        NameClaim {
+            served: self.status.as_ref().is_some_and(serves),
+            created_s: self.metadata.creation_timestamp.as_ref().map_or(i64::MAX, |time| time.0.as_second()),
+            name: self.metadata.name.clone().unwrap_or_default(),
+        }
+    }
+}
+
+/// A claim to a served name. The smallest one has it: who is served under the name, so that nobody takes away what is in use;
+/// else the oldest object.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct NameClaim {
+    /// Of the object.
+    pub name: String,
+    /// Seconds since 1970.
+    pub created_s: i64,
+    /// A revision of it is served under the name.
+    #[serde(default)]
+    pub served: bool,
+}
+
+impl NameClaim {
+    fn key(&self) -> (bool, i64, &str) {
+        (!self.served, self.created_s, &self.name)
+    }
+}
+
+impl Ord for NameClaim {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+impl PartialOrd for NameClaim {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
     }
 }

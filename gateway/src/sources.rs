@@ -14,6 +14,7 @@ mod watch;
 pub use assemble::{Objects, Polled, assemble};
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use http::HeaderValue;
 use kube::Client;
@@ -22,6 +23,9 @@ use crate::fleet::Fleet;
 use crate::load::InFlight;
 use crate::metrics::Metrics;
 use crate::upstream::Upstream;
+
+/// Pause after a view, as a multiple of the time that it took: no more than a quarter of a core goes into views.
+const PAUSE: u32 = 3;
 
 /// Which pool, and what is needed to read it.
 #[derive(Clone)]
@@ -53,8 +57,11 @@ pub async fn keep_up_to_date(sources: Sources) {
             // Not one round is over: a view without reports would refuse everything.
             continue;
         };
+        let started = Instant::now();
         let view = assemble(&stores.objects(&sources), &heard.reports);
         sources.metrics.show_view(&view);
         sources.fleet.publish(view, heard.over);
+        // Many adapters change one after the other: their views are taken together where one takes long.
+        tokio::time::sleep(started.elapsed() * PAUSE).await;
     }
 }

@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
-use kube::core::NamespaceResourceScope;
+use kube::core::{NamespaceResourceScope, Status};
 use kube::runtime::events::{Event, EventType, Recorder};
 use kube::{Api, Client, Resource, ResourceExt};
 use lorafleet_artifact::Reason;
@@ -14,13 +15,15 @@ use lorafleet_crds::PoolPlacement;
 use lorafleet_crds::condition::{Cause, ConditionType, find};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
-use crate::conditions::transitions;
+use crate::conditions::{conditions, transitions};
 use crate::job::Jobs;
 use crate::metrics::Metrics;
 use crate::recheck::Rechecks;
 use crate::settings::{Limits, Settings};
 use crate::source::OpenDoors;
+use crate::status::{Refusals, bare, is_refusal, reduced, refused};
 use crate::watch::{Bells, Stores};
 use crate::{intake, model, pool};
 
@@ -42,6 +45,7 @@ pub struct Context {
     pub engines: pool::Engines,
     pub applied: pool::AppliedMemory,
     pub rests: pool::Rests,
+    pub refusals: Refusals,
 }
 
 /// A failed write or read of the API server. Tried again with growing waits.
@@ -71,11 +75,59 @@ impl ApiError {
 }
 
 impl Context {
-    /// Writes a status with server-side apply, as the one owner of what it holds.
-    pub async fn write_status<K, S>(&self, object: &K, manager: &str, status: &S) -> Result<(), ApiError>
+    /// Writes a status with server-side apply, as the one owner of what it holds. Where the API server refuses it, a status
+    /// that says so is written instead. Returns whether it was written as it is.
+    pub async fn write_status<K, S>(&self, object: &K, manager: &str, status: &S) -> Result<bool, ApiError>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + std::fmt::Debug,
         S: Serialize,
+    {
+        let status = serde_json::to_value(status)
+            .map_err(|error| ApiError::of("writing a status as JSON")(kube::Error::SerdeError(error)))?;
+        let uid = object.meta().uid.clone().unwrap_or_default();
+        if self.refusals.stands(&uid, &status, Instant::now()) {
+            return Ok(false);
+        }
+        let (kind, name) = (K::kind(&()), object.meta().name.as_deref().unwrap_or_default());
+        let doing = || {
+            let namespace = object.meta().namespace.as_deref().unwrap_or_default();
+            ApiError::of(format!("writing the status of {kind} {namespace}/{name}"))
+        };
+        match self.patch_status(object, manager, &status).await {
+            Ok(()) => {
+                self.refusals.forget(&uid);
+                Ok(true)
+            }
+            Err(kube::Error::Api(answer)) if is_refusal(&answer) => {
+                tracing::warn!(%kind, name, answer = %answer.message, "the API server refused a status");
+                self.write_refused(object, manager, &status, &answer).await.map_err(doing())?;
+                self.refusals.note(&uid, &status, Instant::now());
+                Ok(false)
+            }
+            Err(error) => Err(doing()(error)),
+        }
+    }
+
+    /// Writes that the whole was refused, and of it what the API server takes.
+    async fn write_refused<K>(&self, object: &K, manager: &str, status: &Value, answer: &Status) -> kube::Result<()>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + std::fmt::Debug,
+    {
+        let generation = object.meta().generation;
+        let said = conditions(&[], &refused(answer), generation, Timestamp::now());
+        let written = match self.patch_status(object, manager, &reduced(status, answer, &said)).await {
+            Err(kube::Error::Api(again)) if is_refusal(&again) => {
+                self.patch_status(object, manager, &bare(generation, &said)).await
+            }
+            written => written,
+        };
+        self.tell(object, &[], &said).await;
+        written
+    }
+
+    async fn patch_status<K>(&self, object: &K, manager: &str, status: &Value) -> kube::Result<()>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + std::fmt::Debug,
     {
         let (namespace, name) = (object.meta().namespace.as_deref(), object.meta().name.as_deref());
         let (namespace, name) = (namespace.unwrap_or_default(), name.unwrap_or_default());
@@ -86,24 +138,20 @@ impl Context {
             "metadata": { "name": name, "uid": object.meta().uid },
             "status": status,
         });
-        let kind = K::kind(&());
-        self.metrics.writes.with_label_values(&[&format!("{kind}Status")]).inc();
-        Api::<K>::namespaced(self.client.clone(), namespace)
-            .patch_status(name, &PatchParams::apply(manager).force(), &Patch::Apply(&patch))
-            .await
-            .map(drop)
-            .map_err(ApiError::of(format!("writing the status of {kind} {namespace}/{name}")))
+        self.metrics.writes.with_label_values(&[&format!("{}Status", K::kind(&()))]).inc();
+        let api = Api::<K>::namespaced(self.client.clone(), namespace);
+        api.patch_status(name, &PatchParams::apply(manager).force(), &Patch::Apply(&patch)).await.map(drop)
     }
 
     /// An Event for each condition that changed. One that cannot be written is logged and lost: Events are for people.
     pub async fn tell<K: Resource<DynamicType = ()>>(&self, object: &K, old: &[Condition], new: &[Condition]) {
         let reference = object.object_ref(&());
-        for condition in transitions(old, new).filter(|condition| worth_an_event(condition)) {
+        for condition in transitions(old, new).filter(|condition| worth_an_event(condition, old)) {
             let good = condition.status == "True";
             let event = Event {
                 type_: if good || passes_by_itself(&condition.reason) { EventType::Normal } else { EventType::Warning },
                 reason: if good { condition.type_.clone() } else { condition.reason.clone() },
-                note: Some(condition.message.chars().take(1000).collect()),
+                note: Some(condition.message.chars().take(1000).collect()).filter(|note: &String| !note.is_empty()),
                 action: "Reconcile".to_owned(),
                 secondary: None,
             };
@@ -145,8 +193,13 @@ impl Context {
 }
 
 /// `Ready` repeats whatever is in the way; of the others only what was reached is worth a word.
-fn worth_an_event(condition: &Condition) -> bool {
+fn worth_an_event(condition: &Condition, old: &[Condition]) -> bool {
     match condition.type_.as_str() {
+        // It has a name by now that another object had.
+        "SourceAllowed" if condition.status == "True" => {
+            let before = find(old, ConditionType::SourceAllowed);
+            before.is_some_and(|before| before.reason == Cause::NameConflict.to_string())
+        }
         "Ready" => condition.reason != Cause::InProgress.to_string(),
         // What is pinned goes on being served, so that Ready says nothing of it.
         "Verified" if condition.reason == Reason::SourceChanged.as_str() => true,

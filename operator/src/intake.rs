@@ -20,9 +20,10 @@ use lorafleet_crds::LoraAdapter;
 
 use crate::conditions::conditions;
 use crate::context::{ApiError, Context};
+use crate::status::REFUSED_FOR;
 
 pub use gate::{Gate, Order, gate};
-pub use observed::{Facts, Observed, Outcome, PoolSeen, Rival};
+pub use observed::{Facts, Observed, Outcome, PoolSeen};
 pub use plan::{Plan, plan};
 #[cfg(test)]
 pub(crate) use verify::ended;
@@ -55,7 +56,9 @@ async fn pass(adapter: &Arc<LoraAdapter>, context: &Arc<Context>) -> Result<Acti
         status.observed_generation = adapter.metadata.generation;
         status.conditions = conditions(old, &plan.stated, adapter.metadata.generation, Timestamp::now());
         if adapter.status.as_ref() != Some(&status) {
-            context.write_status(adapter.as_ref(), MANAGER, &status).await?;
+            if !context.write_status(adapter.as_ref(), MANAGER, &status).await? {
+                return Ok(Action::requeue(REFUSED_FOR));
+            }
             context.tell(adapter.as_ref(), old, &status.conditions).await;
         }
     }

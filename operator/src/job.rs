@@ -7,6 +7,7 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures::FutureExt;
 use lorafleet_source::Progress;
 use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
@@ -87,16 +88,15 @@ impl Turns {
         }
     }
 
-    /// Does the work of one source in its turns.
+    /// Does the work of one source in its turns. It is made when its first turn is there: thousands may wait, and what
+    /// waits should be small.
     ///
     /// # Errors
     /// The work's own; Unavailable if it does not get on.
-    async fn take<T>(
-        &self,
-        namespace: &str,
-        progress: &Progress,
-        work: impl Future<Output = Result<T, Fault>>,
-    ) -> Result<T, Fault> {
+    async fn take<T, F>(&self, namespace: &str, progress: &Progress, work: impl FnOnce() -> F) -> Result<T, Fault>
+    where
+        F: Future<Output = Result<T, Fault>> + Send + 'static,
+    {
         let own = {
             let mut all = self.of_namespace.lock().unwrap_or_else(PoisonError::into_inner);
             // Nobody waits for or holds those that are only here.
@@ -105,9 +105,9 @@ impl Turns {
         };
         // The semaphores are never closed.
         let _own = own.acquire().await;
-        let mut work = std::pin::pin!(work);
+        let mut turn = self.all.acquire().await;
+        let mut work = work().boxed();
         loop {
-            let _turn = self.all.acquire().await;
             let (before, _) = progress.bytes();
             if let Ok(ended) = tokio::time::timeout(self.length, &mut work).await {
                 return ended;
@@ -118,6 +118,8 @@ impl Turns {
                 let message = format!("the source gave {got} bytes in {seconds} s, the least is {least}");
                 return Err(Fault { kind: FaultKind::Unavailable, message });
             }
+            drop(turn);
+            turn = self.all.acquire().await;
         }
     }
 }
@@ -158,7 +160,7 @@ impl<T: Clone + Send + 'static> Jobs<T> {
         fingerprint: &str,
         progress: Arc<Progress>,
         ended: impl FnOnce() + Send + 'static,
-        work: F,
+        work: impl FnOnce() -> F + Send + 'static,
     ) where
         F: Future<Output = Result<T, Fault>> + Send + 'static,
     {
@@ -249,7 +251,7 @@ mod tests {
             || {
                 let _ = sender.send(());
             },
-            work,
+            || work,
         );
         ended
     }
@@ -299,7 +301,7 @@ mod tests {
             || {
                 let _ = sender.send(());
             },
-            async move {
+            || async move {
                 for _ in 0..60 {
                     tokio::time::sleep(Duration::from_millis(10)).await;
                     reading.add(1000);
@@ -312,6 +314,21 @@ mod tests {
         assert!(long.try_recv().is_err());
         long.await.unwrap();
         assert_eq!(jobs.state("long", "1"), JobState::Done(1));
+    }
+
+    #[tokio::test]
+    async fn what_waits_for_its_turn_is_small() {
+        let turns = turns(1);
+        let progress = Progress::default();
+        let large = || async {
+            let bytes = [0_u8; 100_000];
+            tokio::task::yield_now().await;
+            Ok(bytes.len())
+        };
+        let waiting = turns.take("a", &progress, large);
+        let size = size_of_val(&waiting);
+        assert!(size < 2_000, "{size} bytes");
+        assert_eq!(waiting.await, Ok(100_000));
     }
 
     #[test]

@@ -23,6 +23,7 @@ pub mod run;
 pub mod settings;
 pub mod shape;
 pub mod source;
+pub mod status;
 pub mod watch;
 
 pub use run::{RunError, run};

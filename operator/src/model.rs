@@ -15,6 +15,7 @@ use lorafleet_crds::BaseModel;
 
 use crate::conditions::conditions;
 use crate::context::{ApiError, Context};
+use crate::status::REFUSED_FOR;
 
 pub use plan::{Facts, Observed, Order, Outcome, Plan, plan};
 
@@ -46,7 +47,9 @@ async fn pass(base: &Arc<BaseModel>, context: &Arc<Context>) -> Result<Action, A
     status.observed_generation = base.metadata.generation;
     status.conditions = conditions(old, &plan.stated, base.metadata.generation, Timestamp::now());
     if base.status.as_ref() != Some(&status) {
-        context.write_status(base.as_ref(), MANAGER, &status).await?;
+        if !context.write_status(base.as_ref(), MANAGER, &status).await? {
+            return Ok(Action::requeue(REFUSED_FOR));
+        }
         context.tell(base.as_ref(), old, &status.conditions).await;
     }
     Ok(plan.again_in_ms.map_or_else(Action::await_change, |wait_ms| Action::requeue(Duration::from_millis(wait_ms))))

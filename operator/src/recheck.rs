@@ -108,7 +108,7 @@ impl Rechecks {
         uid: &str,
         judged: Option<String>,
         ended: impl FnOnce() + Send + 'static,
-        list: F,
+        list: impl FnOnce() -> F + Send + 'static,
     ) where
         F: Future<Output = Result<Option<Vec<SourceFile>>, Fault>> + Send + 'static,
     {
@@ -116,8 +116,8 @@ impl Rechecks {
         self.note(uid, self.every, other.clone());
         let key = judged.clone().unwrap_or_default();
         let (seen, of, soon) = (self.seen.clone(), uid.to_owned(), self.every.min(SETTLED_AFTER));
-        self.jobs.start(namespace, uid, &key, Arc::default(), ended, async move {
-            let Some(files) = list.await? else { return Ok(Look::Other) };
+        self.jobs.start(namespace, uid, &key, Arc::default(), ended, move || async move {
+            let Some(files) = list().await? else { return Ok(Look::Other) };
             let now = Some(listing(&files));
             let (look, other) = match now == judged {
                 true => (Look::Same, None),
@@ -194,7 +194,7 @@ mod tests {
                 || {
                     let _ = sender.send(());
                 },
-                async { shown },
+                || async { shown },
             );
             ended.await.unwrap();
             let found = rechecks.of("uid", judged.as_ref());

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use kube::runtime::controller::{Action, Config, applier};
@@ -20,6 +20,7 @@ use crate::metrics::Metrics;
 use crate::recheck::Rechecks;
 use crate::settings::{Limits, Settings};
 use crate::source::OpenDoors;
+use crate::status::Refusals;
 use crate::watch::{Queues, StoreLost, bells, start};
 use crate::{http, intake, model, pool};
 
@@ -115,6 +116,7 @@ async fn lead(client: Client, settings: Settings, metrics: Arc<Metrics>, identit
         sightings: Sightings::default(),
         applied: pool::AppliedMemory::default(),
         rests: pool::Rests::default(),
+        refusals: Refusals::default(),
         client,
         settings,
         limits,
@@ -175,6 +177,7 @@ async fn tidy(context: &Context) {
         context.adapter_rechecks.retain(|uid| adapters.contains(uid));
         context.sightings.retain(|uid| stores.pools.find(|pool| pool.uid().as_deref() == Some(uid)).is_some());
         context.applied.retain(|namespace, pool| stores.pools.get(&ObjectRef::new(pool).within(namespace)).is_some());
+        context.refusals.tidy(Instant::now());
         context.count_objects();
     }
 }

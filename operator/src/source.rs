@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, ResourceExt};
-use lorafleet_artifact::{Reason, Scheme, SourceUri};
+use lorafleet_artifact::{Digest, Reason, Scheme, SourceUri};
 use lorafleet_crds::condition::Cause;
 use lorafleet_crds::{SourceFile, StoreAccess, names};
 use lorafleet_source::{
@@ -16,6 +16,7 @@ use lorafleet_source::{
 use crate::context::Context;
 use crate::hash::short_hash;
 use crate::job::{Fault, FaultKind};
+use crate::settings::Limits;
 
 /// How to reach a source, as an entry of a spec says it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize)]
@@ -41,7 +42,7 @@ impl Door {
     }
 }
 
-/// Doors that stay open for a while, for the many small looks through the same ones.
+/// Doors that stay open for a while: many sources lie behind the same one.
 #[derive(Default)]
 pub struct OpenDoors(Mutex<HashMap<Door, (Instant, Arc<Sources>)>>);
 
@@ -53,26 +54,35 @@ impl OpenDoors {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The files of a source, looked at through a door that may be open already.
+    /// A reader for what is behind this door, and whether it was opened just now.
+    pub async fn enter(&self, door: &Door, context: &Context) -> Result<(Arc<Sources>, bool), Fault> {
+        if let Some(known) = self.known(door) {
+            return Ok((known, false));
+        }
+        let sources = Arc::new(open(door, context).await?);
+        self.lock().insert(door.clone(), (Instant::now(), sources.clone()));
+        Ok((sources, true))
+    }
+
+    /// The files of a source. A fault closes the door.
     pub async fn list(&self, door: &Door, uri: &SourceUri, context: &Context) -> Result<Listing, ReadEnd> {
-        let known = {
-            let mut doors = self.lock();
-            doors.retain(|_, (since, _)| since.elapsed() < DOOR_OPEN);
-            doors.get(door).map(|(_, sources)| sources.clone())
-        };
-        let sources = match known {
-            Some(sources) => sources,
-            None => {
-                let sources = Arc::new(open(door, context).await.map_err(ReadEnd::Fault)?);
-                self.lock().insert(door.clone(), (Instant::now(), sources.clone()));
-                sources
-            }
-        };
+        let (sources, _) = self.enter(door, context).await.map_err(ReadEnd::Fault)?;
         let listing = sources.list(uri).await;
         if listing.is_err() {
-            self.lock().remove(door);
+            self.close(door, &sources);
         }
         Ok(listing?)
+    }
+
+    fn known(&self, door: &Door) -> Option<Arc<Sources>> {
+        let mut doors = self.lock();
+        doors.retain(|_, (since, _)| since.elapsed() < DOOR_OPEN);
+        doors.get(door).map(|(_, sources)| sources.clone())
+    }
+
+    /// Unless somebody has opened it anew meanwhile.
+    pub fn close(&self, door: &Door, sources: &Arc<Sources>) {
+        self.lock().retain(|other, (_, known)| other != door || !Arc::ptr_eq(known, sources));
     }
 }
 
@@ -168,7 +178,12 @@ async fn credentials(namespace: &str, name: &str, context: &Context) -> Result<C
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReadEnd {
     Fault(Fault),
-    Refused { reason: String, message: String },
+    Refused {
+        reason: String,
+        message: String,
+        /// Of what was read to the end.
+        digest: Option<Digest>,
+    },
 }
 
 impl From<AdapterError> for ReadEnd {
@@ -180,7 +195,7 @@ impl From<AdapterError> for ReadEnd {
                 Self::Fault(Fault { kind: FaultKind::NotFound, message: refusal.message })
             }
             AdapterError::Refused(refusal) => {
-                Self::Refused { reason: refusal.reason.to_string(), message: refusal.message }
+                Self::Refused { reason: refusal.reason.to_string(), message: refusal.message, digest: refusal.found }
             }
         }
     }
@@ -195,7 +210,7 @@ impl From<SourceError> for ReadEnd {
             ErrorKind::NotFound => fault(FaultKind::NotFound),
             ErrorKind::Forbidden | ErrorKind::Misconfigured => fault(FaultKind::AccessDenied),
             ErrorKind::NotAllowed | ErrorKind::TooLarge | ErrorKind::Unsupported => {
-                Self::Refused { reason: error.kind.as_str().to_owned(), message }
+                Self::Refused { reason: error.kind.as_str().to_owned(), message, digest: None }
             }
         }
     }
@@ -214,6 +229,17 @@ pub fn cause(kind: FaultKind) -> Cause {
 /// Whether a fault stays until somebody does something.
 pub fn stalls(kind: FaultKind) -> bool {
     kind != FaultKind::Unavailable
+}
+
+/// A fault for people. One that somebody must mend may be mended at the source, where nobody tells us: it is looked for
+/// again.
+pub fn words(fault: &Fault) -> String {
+    let Fault { kind, message } = fault;
+    let nothing = if *kind == FaultKind::NotFound { "there is no adapter: " } else { "" };
+    match stalls(*kind) {
+        true => format!("{nothing}{message}; tried again every {} s", Limits::DEFAULT.retry_absent.as_secs()),
+        false => message.clone(),
+    }
 }
 
 /// A file as a status names it, within the lengths of its schema: a store may choose any.

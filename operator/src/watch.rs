@@ -98,15 +98,19 @@ pub async fn start(client: &Client, bells: &Bells) -> Result<Stores, StoreLost> 
     };
     let known = stores.clone();
     let ring = bells.clone();
-    keep(watcher(Api::all(client.clone()), everything.clone()), base_writer, move |base| {
+    keep(watcher(Api::all(client.clone()), everything.clone()), base_writer, move |_, base| {
         known.base_changed(base, &ring)
     });
     let (known, ring) = (stores.clone(), bells.clone());
-    keep(watcher(Api::all(client.clone()), everything.clone()), adapter_writer, move |adapter| {
+    keep(watcher(Api::all(client.clone()), everything.clone()), adapter_writer, move |_, adapter| {
         known.adapter_changed(adapter, &ring);
     });
     let (known, ring) = (stores.clone(), bells.clone());
-    keep(watcher(Api::all(client.clone()), everything), pool_writer, move |pool| known.pool_changed(pool, &ring));
+    keep(watcher(Api::all(client.clone()), everything), pool_writer, move |before, pool| {
+        if asks_otherwise(before, pool) {
+            known.pool_changed(pool, &ring);
+        }
+    });
     stores.wait_until_ready().await?;
     Ok(stores)
 }
@@ -193,10 +197,21 @@ fn concerns(changed: &LoraAdapter, other: &LoraAdapter) -> bool {
         && (other.served_name() == changed.served_name() || Some(other.served_name()) == gave_up)
 }
 
+/// Whether anything but the status changed: who writes a pool's status is its own controller, which looks again by itself,
+/// and no adapter of thousands has to hear of it.
+fn asks_otherwise<K: Resource>(before: Option<&K>, now: &K) -> bool {
+    let asked = |object: &K| {
+        let meta = object.meta();
+        let going = meta.deletion_timestamp.is_some();
+        (meta.uid.clone(), meta.generation, going, meta.labels.clone(), meta.annotations.clone())
+    };
+    before.is_none_or(|before| asked(before) != asked(now))
+}
+
 /// The pool that an object of ours belongs to, by its label.
-fn ring_pool_of<K: Resource>(bells: &Bells) -> impl Fn(&K) + Send + Sync + 'static {
+fn ring_pool_of<K: Resource>(bells: &Bells) -> impl Fn(Option<&K>, &K) + Send + Sync + 'static {
     let bells = bells.clone();
-    move |object| {
+    move |_, object| {
         let (Some(namespace), Some(pool)) = (&object.meta().namespace, object.labels().get(names::POOL_LABEL)) else {
             return;
         };
@@ -204,7 +219,11 @@ fn ring_pool_of<K: Resource>(bells: &Bells) -> impl Fn(&K) + Send + Sync + 'stat
     }
 }
 
-fn whole<K>(client: &Client, config: watcher::Config, changed: impl Fn(&K) + Send + Sync + 'static) -> Store<K>
+fn whole<K>(
+    client: &Client,
+    config: watcher::Config,
+    changed: impl Fn(Option<&K>, &K) + Send + Sync + 'static,
+) -> Store<K>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
 {
@@ -222,11 +241,12 @@ where
     reader
 }
 
-/// Fills the store from the stream for as long as the process lives, and says so of every object that changed or went.
+/// Fills the store from the stream for as long as the process lives, and says of every object that changed or went what it
+/// was before, if that is known, and what it is now.
 fn keep<K>(
     stream: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send + 'static,
     mut writer: kube::runtime::reflector::store::Writer<K>,
-    changed: impl Fn(&K) + Send + Sync + 'static,
+    changed: impl Fn(Option<&K>, &K) + Send + Sync + 'static,
 ) where
     K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
 {
@@ -239,14 +259,20 @@ fn keep<K>(
         while let Some(event) = stream.next().await {
             match event {
                 Ok(event) => {
+                    let before = match &event {
+                        watcher::Event::Apply(object) => writer.as_reader().get(&ObjectRef::from_obj(object)),
+                        _ => None,
+                    };
                     writer.apply_watcher_event(&event);
                     match &event {
                         // During a listing nothing is in the store yet; all that it holds is told at the end.
                         watcher::Event::Init | watcher::Event::InitApply(_) => {}
                         watcher::Event::InitDone => {
-                            writer.as_reader().state().iter().for_each(|object| changed(object));
+                            writer.as_reader().state().iter().for_each(|object| changed(None, object));
                         }
-                        watcher::Event::Apply(object) | watcher::Event::Delete(object) => changed(object),
+                        watcher::Event::Apply(object) | watcher::Event::Delete(object) => {
+                            changed(before.as_deref(), object);
+                        }
                     }
                 }
                 Err(error) => tracing::warn!(kind = %K::kind(&()), %error, "watching"),
@@ -266,6 +292,32 @@ mod tests {
             "status": { "servedName": status },
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn a_status_is_no_news_to_others() {
+        let pool = |generation: i64, label: &str, deleted: Option<&str>, ready: u32| -> ServingPool {
+            serde_json::from_value(serde_json::json!({
+                "metadata": {
+                    "name": "chat", "uid": "1", "generation": generation, "labels": { "a": label },
+                    "deletionTimestamp": deleted, "resourceVersion": ready.to_string(),
+                },
+                "spec": { "baseModelRef": { "name": "base" } },
+                "status": { "readyReplicas": ready },
+            }))
+            .unwrap()
+        };
+        let before = pool(1, "b", None, 1);
+        for (now, news) in [
+            (pool(1, "b", None, 1), false),
+            (pool(1, "b", None, 2), false),
+            (pool(2, "b", None, 1), true),
+            (pool(1, "c", None, 1), true),
+            (pool(1, "b", Some("2026-01-01T00:00:00Z"), 1), true),
+        ] {
+            assert_eq!(asks_otherwise(Some(&before), &now), news, "{now:?}");
+        }
+        assert!(asks_otherwise(None, &before));
     }
 
     #[test]

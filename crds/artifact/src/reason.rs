@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::Digest;
+
 /// The stable, typed reason of a refusal: a condition's `reason`, an error's `code`, a metric's label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Reason {
@@ -94,11 +96,13 @@ pub struct Refusal {
     pub reason: Reason,
     /// For people: names the tensor, key or limit, and both values.
     pub message: String,
+    /// The digest of what was refused, where all of it was read.
+    pub found: Option<Digest>,
 }
 
 impl Refusal {
     pub fn new(reason: Reason, message: impl Into<String>) -> Self {
-        Self { reason, message: message.into() }
+        Self { reason, message: message.into(), found: None }
     }
 
     pub(crate) fn malformed(message: impl Into<String>) -> Self {

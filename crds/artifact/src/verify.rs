@@ -174,10 +174,10 @@ impl<'a> Verification<'a> {
         let files = [(CONFIG_FILE.to_owned(), self.config_sha256), (WEIGHTS_FILE.to_owned(), weights_sha256)];
         let digest = digest_of_files(&BTreeMap::from(files));
         match self.claims.digest {
-            Some(claimed) if claimed != digest => Err(Refusal::new(
-                Reason::DigestMismatch,
-                format!("the adapter's digest is {digest}, expected was {claimed}"),
-            )),
+            Some(claimed) if claimed != digest => {
+                let message = format!("the adapter's digest is {digest}, expected was {claimed}");
+                Err(Refusal { found: Some(digest), ..Refusal::new(Reason::DigestMismatch, message) })
+            }
             _ => Ok(Verified { digest, config: self.config, header, fitted, declared_base, weights_bytes: want }),
         }
     }

@@ -82,9 +82,7 @@ fn adapters(pool: &ServingPool, objects: &[LoraAdapter]) -> BTreeMap<String, Ada
         .filter(|object| object.meta().deletion_timestamp.is_none())
         .filter(|object| object.spec.base_model_ref == pool.spec.base_model_ref && selector.matches(object.labels()))
         .collect();
-    // The operator's rule: who is served under a name keeps it, else the oldest has it.
-    let unserved = |object: &LoraAdapter| object.status.as_ref().is_none_or(|status| status.current_revision.is_none());
-    objects.sort_by_key(|object| (unserved(object), created_unix_s(*object), object.name_any()));
+    objects.sort_by_cached_key(|object| object.claim(&served_name(object)));
     let mut adapters = BTreeMap::new();
     for object in objects {
         adapters.entry(served_name(object)).or_insert_with(|| adapter(object, &pool.name_any()));

@@ -88,7 +88,7 @@ support current=Some(\"a1a1a1a1a1a1\") others=a2a2a2a2a2a2+a3a3a3a3a3a3 rank=8
 
 #[test]
 fn the_older_object_has_the_name() {
-    let status = |byte: u8| json!({"currentRevision": digest(byte)});
+    let status = |byte: u8| json!({"currentRevision": digest(byte), "servedName": "support"});
     let adapters = vec![
         adapter_object("young", "2026-01-01T00:00:02Z", json!({"servedName": "support"}), status(2)),
         adapter_object("support", "2026-01-01T00:00:01Z", json!({}), status(1)),

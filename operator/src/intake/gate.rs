@@ -3,9 +3,8 @@
 use kube::ResourceExt;
 use lorafleet_artifact::{BaseShape, Claims, Digest, Policy, SourceUri};
 use lorafleet_crds::condition::Cause;
-use lorafleet_crds::{AdapterPolicy, AllowedSource, BaseModel, LoraAdapter, SourceFile};
+use lorafleet_crds::{AdapterPolicy, AllowedSource, BaseModel, LoraAdapter, NameClaim, SourceFile};
 
-use super::observed::Rival;
 use crate::hash::short_hash;
 use crate::shape;
 use crate::source::{Door, readable, resolve_at};
@@ -52,7 +51,7 @@ impl Barred {
 pub fn gate(
     adapter: &LoraAdapter,
     base: Option<&BaseModel>,
-    rivals: &[Rival],
+    rivals: &[NameClaim],
     source_caps: &[String],
 ) -> Result<Gate, Barred> {
     let base_name = &adapter.spec.base_model_ref.name;
@@ -86,14 +85,13 @@ pub fn gate(
     Ok(Gate { order: order(adapter, base, base_digest, shape, entry, &uri), uri })
 }
 
-/// The base's own name comes before all; among adapters, [`Rival::goes_before`].
-fn check_name(adapter: &LoraAdapter, base: &BaseModel, rivals: &[Rival]) -> Result<(), Barred> {
-    let (served, own) = (adapter.served_name(), Rival::of(adapter));
+/// The base's own name comes before all; among adapters, the smallest [`NameClaim`].
+fn check_name(adapter: &LoraAdapter, base: &BaseModel, rivals: &[NameClaim]) -> Result<(), Barred> {
+    let served = adapter.served_name();
     if served == base.name_any() {
         return Err(Barred::new(Cause::NameConflict, format!("the served name '{served}' is the base's own")));
     }
-    let before = rivals.iter().filter(|rival| rival.goes_before(&own));
-    match before.reduce(|first, rival| if rival.goes_before(first) { rival } else { first }) {
+    match rivals.iter().min().filter(|rival| **rival < adapter.claim(served)) {
         None => Ok(()),
         Some(rival) => {
             let message = format!("the served name '{served}' belongs to the LoraAdapter '{}'", rival.name);

@@ -3,10 +3,10 @@
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
-use lorafleet_crds::LoraAdapter;
+use lorafleet_crds::{LoraAdapter, NameClaim};
 
 use super::gate::gate;
-use super::observed::{Observed, PoolSeen, Rival};
+use super::observed::{Observed, PoolSeen};
 use crate::context::Context;
 use crate::job::JobState;
 use crate::pool::selects;
@@ -21,8 +21,7 @@ pub fn observe(adapter: &LoraAdapter, context: &Context) -> Observed {
             && other.uid() != adapter.uid()
             && other.metadata.deletion_timestamp.is_none()
     });
-    let mut rivals: Vec<Rival> = same_name.map(|other| Rival::of(&other)).collect();
-    rivals.sort_by(|a, b| a.name.cmp(&b.name));
+    let rivals: Vec<NameClaim> = same_name.map(|other| other.claim(adapter.served_name())).collect();
     let mut pools: Vec<PoolSeen> = stores
         .pools_of(Some(&namespace), base_name)
         .into_iter()

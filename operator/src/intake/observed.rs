@@ -1,8 +1,7 @@
 //! The world as one pass of the intake controller sees it: plain data, so that a test can write it down.
 
-use kube::ResourceExt;
 use lorafleet_artifact::{Digest, Traits};
-use lorafleet_crds::{BaseModel, LoraAdapter, LoraAdapterStatus, PoolPlacement, SourceFile};
+use lorafleet_crds::{BaseModel, LoraAdapter, NameClaim, PoolPlacement, SourceFile};
 use serde::{Deserialize, Serialize};
 
 use crate::job::JobState;
@@ -15,9 +14,9 @@ pub struct Observed {
     pub adapter: LoraAdapter,
     #[serde(default)]
     pub base: Option<BaseModel>,
-    /// Other adapters of the namespace and base with the same served name.
+    /// What other adapters of the namespace and base say for themselves that want the same served name.
     #[serde(default)]
-    pub rivals: Vec<Rival>,
+    pub rivals: Vec<NameClaim>,
     /// Pools of the namespace that serve the base, by name.
     #[serde(default)]
     pub pools: Vec<PoolSeen>,
@@ -30,38 +29,6 @@ pub struct Observed {
     /// Seconds since 1970.
     #[serde(default)]
     pub now_s: i64,
-}
-
-/// Another object that wants the same name.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Rival {
-    pub name: String,
-    /// Seconds since 1970.
-    pub created_s: i64,
-    /// A revision of it is served under the name.
-    #[serde(default)]
-    pub served: bool,
-}
-
-impl Rival {
-    pub fn of(adapter: &LoraAdapter) -> Self {
-        let serves = |status: &LoraAdapterStatus| {
-            status.current_revision.is_some() && status.served_name.as_deref() == Some(adapter.served_name())
-        };
-        Self {
-            name: adapter.name_any(),
-            created_s: adapter.creation_timestamp().map_or(i64::MAX, |time| time.0.as_second()),
-            served: adapter.status.as_ref().is_some_and(serves),
-        }
-    }
-
-    /// Whose the name is: of the one that is served under it, so that nobody takes away what is in use; else of the oldest.
-    /// Gateways have the same rule.
-    pub fn goes_before(&self, other: &Self) -> bool {
-        let order = |rival: &Self| (!rival.served, rival.created_s);
-        order(self) < order(other) || order(self) == order(other) && self.name < other.name
-    }
 }
 
 /// One pool of the base.
@@ -92,6 +59,9 @@ pub enum Outcome {
         /// Names the files that were refused.
         #[serde(default)]
         listing: String,
+        /// Of the files, if they were read to the end.
+        #[serde(default)]
+        digest: Option<Digest>,
     },
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use lorafleet_artifact::{Reason, Traits};
+use lorafleet_artifact::{Digest, Reason, Traits};
 use lorafleet_crds::condition::{Cause, ConditionStatus, ConditionType, find};
 use lorafleet_crds::{KnownRevision, LoraAdapter, LoraAdapterStatus, PoolPlacement, SourcePin};
 
@@ -15,10 +15,13 @@ use crate::conditions::Stated;
 use crate::job::{Fault, JobState, retry_in_ms};
 use crate::recheck::{Next, listing};
 use crate::settings::Limits;
-use crate::source::{cause, resolve_at, stalls};
+use crate::source::{cause, resolve_at, stalls, words};
 
 /// Placements that a status shows, of all pools together. With the longest names and errors they take half a megabyte.
 const PLACEMENTS_SHOWN_MAX: usize = 512;
+
+/// Pools that a status shows, as its schema has it.
+const POOLS_SHOWN_MAX: usize = 32;
 
 /// What is to be done, and what is to be said.
 #[derive(Clone, Debug)]
@@ -39,7 +42,13 @@ pub(super) enum Standing {
     Barred(Barred),
     Reading,
     Fault(Fault),
-    Refused { reason: String, message: String, same_files: bool },
+    Refused {
+        reason: String,
+        message: String,
+        same_files: bool,
+        /// What there is to say of the source: its digest, if it was read that far.
+        found: String,
+    },
     Verified,
 }
 
@@ -81,6 +90,7 @@ fn forget(status: &mut LoraAdapterStatus) {
 
 /// Pools as a status can hold them: an object has its limit of bytes.
 fn shown(mut pools: Vec<PoolPlacement>) -> Vec<PoolPlacement> {
+    pools.truncate(POOLS_SHOWN_MAX);
     let most = PLACEMENTS_SHOWN_MAX / pools.len().max(1);
     for pool in pools.iter_mut().filter(|pool| pool.placements.len() > most) {
         pool.placements.sort_by_key(|placement| placement.ready);
@@ -135,9 +145,9 @@ fn stand(observed: &Observed, gate: &Gate, limits: &Limits) -> Stand {
             }
         }
         JobState::Done(Outcome::Verified(_)) => Stand::at(Standing::Verified),
-        JobState::Done(Outcome::Refused { reason, message, same_files, .. }) => {
+        JobState::Done(Outcome::Refused { reason, message, same_files, digest, .. }) => {
             let (reason, message) = (reason.clone(), message.clone());
-            Stand::at(Standing::Refused { reason, message, same_files: *same_files })
+            Stand::at(Standing::Refused { reason, message, same_files: *same_files, found: found(*digest) })
         }
     }
 }
@@ -147,7 +157,14 @@ fn stand(observed: &Observed, gate: &Gate, limits: &Limits) -> Stand {
 fn outlawed(observed: &Observed, order: &Order) -> Option<Standing> {
     let pinned = observed.adapter.status.as_ref().filter(|_| order.pinned)?.digest?;
     let Forbidden { reason, message } = judge::content(&observed.adapter, observed.base.as_ref()?, pinned)?;
-    Some(Standing::Refused { reason, message, same_files: true })
+    Some(Standing::Refused { reason, message, same_files: true, found: found(Some(pinned)) })
+}
+
+fn found(digest: Option<Digest>) -> String {
+    digest.map_or_else(
+        || "the files are there; they were refused before their digest was known".to_owned(),
+        |digest| digest.to_string(),
+    )
 }
 
 /// The judgement that the status already holds for the same inputs.
@@ -165,6 +182,7 @@ fn remembered(adapter: &LoraAdapter, gate: &Gate) -> Option<Standing> {
             message: verified.message.clone(),
             // What that meant for the current revision was done when it was judged.
             same_files: false,
+            found: find(&status.conditions, ConditionType::Resolved)?.message.clone(),
         }),
         _ => None,
     }
@@ -247,7 +265,8 @@ fn state(standing: &Standing, status: Option<&LoraAdapterStatus>, mut later: Vec
     use ConditionStatus::{False, True, Unknown};
     use ConditionType::{Resolved, SourceAllowed, Verified};
     let waiting = |type_| Stated::new(type_, Unknown, Cause::Waiting, "");
-    let done = |type_| Stated::new(type_, True, Cause::Succeeded, "");
+    let said = |type_, message: String| Stated::new(type_, True, Cause::Succeeded, message);
+    let done = |type_| said(type_, String::new());
     let mut stated = match standing {
         Standing::Barred(barred) => {
             let status = if barred.waiting { Unknown } else { False };
@@ -259,15 +278,15 @@ fn state(standing: &Standing, status: Option<&LoraAdapterStatus>, mut later: Vec
             vec![done(SourceAllowed), reading, Stated::new(Verified, Unknown, Cause::InProgress, "reading the source")]
         }
         Standing::Fault(fault) => {
-            let failed = Stated::new(Resolved, False, cause(fault.kind), fault.message.clone());
+            let failed = Stated::new(Resolved, False, cause(fault.kind), words(fault));
             vec![done(SourceAllowed), failed, waiting(Verified)]
         }
-        Standing::Refused { reason, message, .. } => {
-            vec![done(SourceAllowed), done(Resolved), Stated::new(Verified, False, reason, message.clone())]
+        Standing::Refused { reason, message, found, .. } => {
+            let refused = Stated::new(Verified, False, reason, message.clone());
+            vec![done(SourceAllowed), said(Resolved, found.clone()), refused]
         }
         Standing::Verified => {
             let (digest, what) = status.map(described).unwrap_or_default();
-            let said = |type_, message: String| Stated::new(type_, True, Cause::Succeeded, message);
             vec![done(SourceAllowed), said(Resolved, digest), said(Verified, what)]
         }
     };
@@ -290,7 +309,7 @@ impl Standing {
             Self::Verified => None,
             Self::Barred(barred) => Some((barred.cause.to_string(), barred.message.clone(), !barred.waiting)),
             Self::Reading => Some((Cause::InProgress.to_string(), "reading the source".to_owned(), false)),
-            Self::Fault(fault) => Some((cause(fault.kind).to_string(), fault.message.clone(), stalls(fault.kind))),
+            Self::Fault(fault) => Some((cause(fault.kind).to_string(), words(fault), stalls(fault.kind))),
             Self::Refused { reason, message, .. } => Some((reason.clone(), message.clone(), true)),
         }
     }
@@ -319,8 +338,7 @@ impl fmt::Display for Plan {
             writeln!(f, "again in {wait_ms} ms")?;
         }
         let Some(status) = &self.status else { return writeln!(f, "say nothing yet") };
-        let short =
-            |digest: &Option<lorafleet_artifact::Digest>| digest.map_or("none".to_owned(), |digest| digest.short());
+        let short = |digest: &Option<Digest>| digest.map_or("none".to_owned(), |digest| digest.short());
         let (digest, current) = (short(&status.digest), short(&status.current_revision));
         writeln!(f, "digest {digest}, current {current}, candidate {}", short(&status.candidate_revision))?;
         if let Some(retiring) = &status.retiring {

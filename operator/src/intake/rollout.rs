@@ -224,7 +224,7 @@ fn rolled_out(placed: &Stated, desired: Option<Digest>, current: Option<Digest>,
     if let Some(desired) = desired.filter(|desired| current == Some(*desired)) {
         return match pools.iter().find(|pool| serves(pool) && !pool.held.contains(&desired)) {
             Some(pool) => said(False, &pool.reason, in_pool(pool)),
-            None => said(True, &Cause::Succeeded.to_string(), String::new()),
+            None => said(True, &Cause::Succeeded.to_string(), format!("the name means {desired}")),
         };
     }
     if !placed.is_true() {

@@ -6,14 +6,14 @@ use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use lorafleet_artifact::{CONFIG_FILE, Reason, WEIGHTS_FILE};
 use lorafleet_crds::{LoraAdapter, SourceFile};
-use lorafleet_source::{Listing, Progress, ReadAdapter, read_adapter};
+use lorafleet_source::{Listing, Progress, ReadAdapter, Sources, read_adapter};
 
 use super::gate::Order;
 use super::observed::{Facts, Outcome};
 use crate::context::Context;
-use crate::job::Fault;
+use crate::job::{Fault, FaultKind};
 use crate::recheck::listing;
-use crate::source::{ReadEnd, looked, open, source_file};
+use crate::source::{ReadEnd, looked, source_file};
 
 /// Starts the read; the controller is called again when it ends.
 pub(super) fn start(adapter: &Arc<LoraAdapter>, order: Order, context: &Arc<Context>) {
@@ -22,7 +22,7 @@ pub(super) fn start(adapter: &Arc<LoraAdapter>, order: Order, context: &Arc<Cont
     let progress = Arc::new(Progress::default());
     let (shared, counted) = (context.clone(), progress.clone());
     context.adapter_rechecks.forget(&uid);
-    context.intake_jobs.start(&namespace, &uid, &fingerprint, progress, ring(adapter, context), async move {
+    context.intake_jobs.start(&namespace, &uid, &fingerprint, progress, ring(adapter, context), move || async move {
         let ended = read(&order, &counted, &shared).await;
         let word = match &ended {
             Ok(Outcome::Verified(_)) => "verified",
@@ -39,7 +39,7 @@ pub(super) fn look(adapter: &Arc<LoraAdapter>, order: Order, context: &Arc<Conte
     let (namespace, uid) = (adapter.namespace().unwrap_or_default(), adapter.uid().unwrap_or_default());
     let judged = adapter.status.as_ref().and_then(|status| status.source_listing.clone());
     let shared = context.clone();
-    context.adapter_rechecks.look(&namespace, &uid, judged, ring(adapter, context), async move {
+    context.adapter_rechecks.look(&namespace, &uid, judged, ring(adapter, context), move || async move {
         let listing = shared.open_doors.list(&order.door, &order.uri, &shared).await;
         let word = if listing.is_ok() { "ok" } else { "error" };
         shared.metrics.looks.with_label_values(&["intake", word]).inc();
@@ -53,12 +53,25 @@ fn ring(adapter: &Arc<LoraAdapter>, context: &Context) -> impl FnOnce() + Send +
 }
 
 async fn read(order: &Order, progress: &Progress, context: &Context) -> Result<Outcome, Fault> {
-    let sources = open(&order.door, context).await?;
+    let (doors, door) = (&context.open_doors, &order.door);
+    let (sources, fresh) = doors.enter(door, context).await?;
+    let ended = read_through(&sources, order, progress).await;
+    let Err(fault) = ended else { return ended };
+    doors.close(door, &sources);
+    if fresh || fault.kind != FaultKind::AccessDenied {
+        return Err(fault);
+    }
+    // The Secret may have been changed since that door was opened.
+    let (sources, _) = doors.enter(door, context).await?;
+    read_through(&sources, order, progress).await
+}
+
+async fn read_through(sources: &Sources, order: &Order, progress: &Progress) -> Result<Outcome, Fault> {
     let listed = match sources.list(&order.uri).await {
         Ok(listing) => files(&listing),
         Err(error) => return ended(error.into(), order, &[]),
     };
-    let read = read_adapter(&sources, &order.uri, order.claims, &order.shape, &order.policy, false, progress).await;
+    let read = read_adapter(sources, &order.uri, order.claims, &order.shape, &order.policy, false, progress).await;
     match read {
         Ok(read) => Ok(Outcome::Verified(Box::new(facts(&read, listed)))),
         Err(error) => ended(error.into(), order, &listed),
@@ -67,9 +80,9 @@ async fn read(order: &Order, progress: &Progress, context: &Context) -> Result<O
 
 /// Other files than those whose digest is pinned are changed ones, whatever else is wrong with them.
 pub(crate) fn ended(end: ReadEnd, order: &Order, files: &[SourceFile]) -> Result<Outcome, Fault> {
-    let (reason, message) = match end {
+    let (reason, message, digest) = match end {
         ReadEnd::Fault(fault) => return Err(fault),
-        ReadEnd::Refused { reason, message } => (reason, message),
+        ReadEnd::Refused { reason, message, digest } => (reason, message, digest),
     };
     let same_files = !order.pinned_files.is_empty() && files == order.pinned_files;
     let (mismatch, changed) = (Reason::DigestMismatch.as_str(), Reason::SourceChanged.as_str());
@@ -78,7 +91,7 @@ pub(crate) fn ended(end: ReadEnd, order: &Order, files: &[SourceFile]) -> Result
         true => (changed.to_owned(), format!("other files than before, and they are refused: {reason}: {message}")),
         false => (reason, message),
     };
-    Ok(Outcome::Refused { reason, message, same_files, listing: listing(files) })
+    Ok(Outcome::Refused { reason, message, same_files, listing: listing(files), digest })
 }
 
 /// The adapter's files as the store names their versions. The read itself holds the store to what it lists.

@@ -24,7 +24,7 @@ pub(super) fn start(base: &Arc<BaseModel>, order: Order, context: &Arc<Context>)
     let progress = Arc::new(Progress::default());
     let (shared, counted) = (context.clone(), progress.clone());
     context.model_rechecks.forget(&uid);
-    context.model_jobs.start(&namespace, &uid, &fingerprint, progress, ring(base, context), async move {
+    context.model_jobs.start(&namespace, &uid, &fingerprint, progress, ring(base, context), move || async move {
         let ended = read(&order, &counted, &shared).await;
         let word = match &ended {
             Ok(Outcome::Read(_)) => "verified",
@@ -41,7 +41,7 @@ pub(super) fn look(base: &Arc<BaseModel>, order: Order, context: &Arc<Context>) 
     let (namespace, uid) = (base.namespace().unwrap_or_default(), base.uid().unwrap_or_default());
     let judged = base.status.as_ref().and_then(|status| status.source_listing.clone());
     let shared = context.clone();
-    context.model_rechecks.look(&namespace, &uid, judged, ring(base, context), async move {
+    context.model_rechecks.look(&namespace, &uid, judged, ring(base, context), move || async move {
         let listing = shared.open_doors.list(&order.door, &order.uri, &shared).await;
         let word = if listing.is_ok() { "ok" } else { "error" };
         shared.metrics.looks.with_label_values(&["model", word]).inc();
@@ -76,12 +76,14 @@ async fn read(order: &Order, progress: &Progress, context: &Context) -> Result<O
 fn ended(end: ReadEnd, files: &[SourceFile]) -> Result<Outcome, Fault> {
     match end {
         ReadEnd::Fault(fault) => Err(fault),
-        ReadEnd::Refused { reason, message } => Ok(Outcome::Refused { reason, message, listing: listing(files) }),
+        ReadEnd::Refused { reason, message, .. } => Ok(Outcome::Refused { reason, message, listing: listing(files) }),
     }
 }
 
 fn judge(order: &Order, found: ReadBase, files: &[SourceFile]) -> Result<Outcome, Fault> {
-    let refused = |reason: &str, message: String| ended(ReadEnd::Refused { reason: reason.to_owned(), message }, files);
+    let refused = |reason: &str, message: String| {
+        ended(ReadEnd::Refused { reason: reason.to_owned(), message, digest: None }, files)
+    };
     let (word, fits) = match found.format {
         BaseFormat::Gguf => ("gguf", order.format != WeightFormat::Safetensors),
         BaseFormat::Safetensors => ("safetensors", order.format != WeightFormat::Gguf),

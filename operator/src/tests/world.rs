@@ -7,13 +7,13 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use lorafleet_artifact::{Digest, Traits};
 use lorafleet_crds::wire::{AdapterReport, AdapterState, BaseReport, Budgets, Load, Placement, Report, Role, Tier};
-use lorafleet_crds::{BaseModel, LoraAdapter, PoolPlacement, ServingPool, SourceFile};
+use lorafleet_crds::{BaseModel, LoraAdapter, NameClaim, PoolPlacement, ServingPool, SourceFile};
 use proptest::prelude::*;
 use serde_json::json;
 
 use crate::build::Defaults;
 use crate::conditions::conditions;
-use crate::intake::{self, Facts, Outcome, PoolSeen, Rival};
+use crate::intake::{self, Facts, Outcome, PoolSeen};
 use crate::job::{Fault, FaultKind, JobState};
 use crate::pool::{self, Answer, AppliedOnce, ChildSeen, DeploymentSeen, PodAction, PodSeen, Step};
 use crate::recheck::{Look, Recheck, listing};
@@ -281,7 +281,7 @@ impl World {
     pub(super) fn intake(&mut self, name: &str, look_is_due: bool) {
         let adapter = self.adapters[name].clone();
         let uid = adapter.uid().unwrap();
-        let rivals: Vec<Rival> = Vec::new();
+        let rivals: Vec<NameClaim> = Vec::new();
         let gate = intake::gate(&adapter, Some(&self.base), &rivals, &[]);
         let fingerprint = gate.map(|gate| gate.order.fingerprint).unwrap_or_default();
         let job = match self.jobs.get(&uid) {
@@ -357,7 +357,7 @@ impl World {
             return;
         };
         let refused = |reason: &str| {
-            let end = ReadEnd::Refused { reason: reason.to_owned(), message: String::new() };
+            let end = ReadEnd::Refused { reason: reason.to_owned(), message: String::new(), digest: None };
             JobState::Done(intake::ended(end, &order, &content.files()).unwrap())
         };
         *state = if self.store_down {
