@@ -31,6 +31,13 @@ pub struct Observed {
     pub now_s: i64,
 }
 
+impl Observed {
+    /// Some pool's controller has not looked since this operator leads: what is known of its pods is what the last leader saw.
+    pub fn unseen(&self) -> bool {
+        self.pools.iter().any(|pool| pool.selects && !pool.looked)
+    }
+}
+
 /// One pool of the base.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

@@ -73,19 +73,25 @@ pub fn plan(observed: &Observed, limits: &Limits) -> Plan {
     status.served_name = Some(adapter.served_name().to_owned());
     let retired_ms = status.retiring.as_ref().map(|old| milliseconds_until(&old.until, observed.now_s));
     let again_in_ms = [again_in_ms, retired_ms].into_iter().flatten().min();
-    // A new leader says nothing of pods before their pools have looked: what the last one said stands until then.
-    let unseen = observed.pools.iter().any(|pool| pool.selects && !pool.looked);
-    let said_before = adapter.status.as_ref().is_some_and(|status| !status.conditions.is_empty());
-    let status = (!(unseen && said_before)).then_some(status);
+    // A new leader says nothing of pods before their pools have looked: what the last one said stands until then, but for
+    // what must not be served.
+    let before = adapter.status.as_ref().filter(|status| !status.conditions.is_empty());
+    let withdraws = before.is_some_and(|before| told(before).any(|digest| !told(&status).any(|kept| kept == digest)));
+    let status = (!observed.unseen() || before.is_none() || withdraws).then_some(status);
     let stated = state(&standing, status.as_ref(), stated);
     Plan { read, look, status, stated, again_in_ms }
 }
 
+/// Revisions that pods are told to hold.
+fn told(status: &LoraAdapterStatus) -> impl Iterator<Item = Digest> {
+    let retiring = status.retiring.as_ref().map(|old| old.digest);
+    [status.current_revision, status.candidate_revision, retiring].into_iter().flatten()
+}
+
 /// Keeps what is known of those revisions alone that may be judged again.
 fn forget(status: &mut LoraAdapterStatus) {
-    let retiring = status.retiring.as_ref().map(|old| old.digest);
-    let kept = [status.digest, status.current_revision, status.candidate_revision, retiring];
-    status.revisions.retain(|known| kept.contains(&Some(known.digest)));
+    let kept: Vec<Digest> = status.digest.into_iter().chain(told(status)).collect();
+    status.revisions.retain(|known| kept.contains(&known.digest));
 }
 
 /// Pools as a status can hold them: an object has its limit of bytes.

@@ -66,7 +66,8 @@ pub(super) fn rollout(observed: &Observed, standing: &Standing, digest: Option<D
     let outlives = !other_base && standing.leaves_pinned() && stays.is_some() && stays == digest;
     let desired = digest.filter(|_| *standing == Standing::Verified || outlives);
     let (obstacle, aside) = if outlives { (None, standing.obstacle()) } else { (standing.obstacle(), None) };
-    let promoted = desired.filter(|desired| stays != Some(*desired) && held_everywhere(&pools, desired));
+    let promotes = |desired: &Digest| stays != Some(*desired) && held_everywhere(&pools, desired) && !observed.unseen();
+    let promoted = desired.filter(promotes);
     let current = promoted.or(stays);
     let retiring = retiring(observed, &status, promoted, current.is_some());
     let retiring = retiring.filter(|old| judged(old.digest, Some(&old.uri)).is_none());

@@ -187,7 +187,7 @@ fn known(base: &BaseModel, uri: &SourceUri, facts: &Facts, fingerprint: String) 
 fn stated(standing: &Standing, status: &BaseModelStatus) -> Vec<Stated> {
     use ConditionStatus::{False, True, Unknown};
     let (resolved, reason, message, stalled) = match standing {
-        Standing::Known => (True, Cause::Succeeded.to_string(), status.digest.map(|digest| digest.to_string()), false),
+        Standing::Known => (True, Cause::Succeeded.to_string(), status.digest.map(resolved_to), false),
         Standing::Reading => (Unknown, Cause::InProgress.to_string(), Some("reading the source".to_owned()), false),
         Standing::Closed(closed) => (False, closed.cause.to_string(), Some(closed.message.clone()), true),
         Standing::Fault(fault) => {
@@ -206,6 +206,10 @@ fn stated(standing: &Standing, status: &BaseModelStatus) -> Vec<Stated> {
         said(ConditionType::Reconciling, flag(!done && !stalled)),
         said(ConditionType::Stalled, flag(stalled)),
     ]
+}
+
+fn resolved_to(digest: Digest) -> String {
+    format!("the weights are {digest}")
 }
 
 /// The transcript that tests and people read.

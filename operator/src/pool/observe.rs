@@ -43,6 +43,7 @@ pub async fn observe(pool: &ServingPool, context: &Context) -> Result<Seen, ApiE
         pods,
         children: children(context, &namespace, &name),
         keys_exist: keys.is_some(),
+        api_keys_missing: api_keys_missing(pool, context).await,
         engine: deployment(names::engine(&name)).map(|seen| progress(&seen)).unwrap_or_default(),
         gateway: deployment(names::gateway(&name)).map(|seen| progress(&seen)).unwrap_or_default(),
         defaults: Defaults::from(&context.settings),
@@ -65,6 +66,24 @@ async fn keys(pool: &ServingPool, context: &Context) -> Result<Option<Keys>, Api
         context.applied.remember_keys(&namespace, &name, &secret.resource_version().unwrap_or_default(), keys.clone());
     }
     Ok(keys)
+}
+
+/// Whether the Secret with the clients' keys is named and does not exist. Its metadata is all that is asked for: what clients
+/// send is the gateways' to know. Kubernetes says nothing of a Secret that went while a pod has it mounted.
+async fn api_keys_missing(pool: &ServingPool, context: &Context) -> bool {
+    let Some(secret) = pool.spec.gateway.api_keys_secret_ref.as_ref().filter(|_| pool.spec.gateway.replicas > 0) else {
+        return false;
+    };
+    let namespace = pool.namespace().unwrap_or_default();
+    let secrets = Api::<Secret>::namespaced(context.client.clone(), &namespace);
+    match secrets.get_metadata_opt(&secret.name).await {
+        Ok(found) => found.is_none(),
+        // What is not known is not missing, and no reason to leave the pods alone.
+        Err(error) => {
+            tracing::warn!(%namespace, secret = %secret.name, %error, "looking for the Secret with the clients' keys");
+            false
+        }
+    }
 }
 
 /// All engine pods of the pool by name, each asked at most once.

@@ -27,6 +27,9 @@ pub struct Observed {
     /// The Secret with the keys exists.
     #[serde(default)]
     pub keys_exist: bool,
+    /// The Secret with the clients' keys is named and does not exist.
+    #[serde(default)]
+    pub api_keys_missing: bool,
     #[serde(default)]
     pub engine: DeploymentSeen,
     #[serde(default)]

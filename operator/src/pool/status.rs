@@ -171,7 +171,8 @@ fn ready(
     unavailable: Option<&Reasoned>,
 ) -> Result<String, Reasoned> {
     // What could not be written explains the pods that are missing, and not the other way round.
-    if let Some(why) = plan.blocked.as_ref().or(applied.unwritten.as_ref()).or(unavailable) {
+    let keys = api_keys(observed).err();
+    if let Some(why) = plan.blocked.as_ref().or(applied.unwritten.as_ref()).or(keys.as_ref()).or(unavailable) {
         return Err(why.clone());
     }
     let refused = plan.pods.iter().find_map(|step| match &step.action {
@@ -193,7 +194,22 @@ fn ready(
         let message = format!("{} of {gateways} gateway pods take traffic", observed.gateway.ready);
         return Err(Reasoned::new(Cause::GatewayNotReady, message));
     }
-    Ok(format!("{serving} engine pods take traffic"))
+    let pods = if serving == 1 { "engine pod takes" } else { "engine pods take" };
+    Ok(format!("{serving} {pods} traffic"))
+}
+
+/// Gateways read the clients' keys from a Secret that must be there when they start.
+fn api_keys(observed: &Observed) -> Result<(), Reasoned> {
+    match &observed.pool.spec.gateway.api_keys_secret_ref {
+        Some(secret) if observed.api_keys_missing => Err(Reasoned::new(
+            Cause::CredentialsMissing,
+            format!(
+                "there is no Secret '{}', which gateway.apiKeysSecretRef names: gateways that run keep the keys that they have, new ones do not start",
+                secret.name
+            ),
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// The counts, and the first pod that says why it does not run.

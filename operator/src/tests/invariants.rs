@@ -24,8 +24,13 @@ impl World {
             }
             _ => {}
         }
-        let told = [new.current_revision, new.candidate_revision, new.retiring.as_ref().map(|old| old.digest)];
-        for digest in told.into_iter().flatten() {
+        self.check_told(name, new);
+    }
+
+    /// Whatever an intake pass leaves in the status, the present policy allows.
+    pub(super) fn check_told(&self, name: &str, status: &LoraAdapterStatus) {
+        let retiring = status.retiring.as_ref().map(|old| old.digest);
+        for digest in [status.current_revision, status.candidate_revision, retiring].into_iter().flatten() {
             assert!(self.allows(digest), "{name}: the policy forbids {digest}, and pods are told to hold it");
         }
     }

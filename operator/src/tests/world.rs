@@ -316,7 +316,7 @@ impl World {
             self.looks.insert(uid, (judged, JobState::Running));
         }
         self.reads_planned += u32::from(plan.read.is_some());
-        let Some(mut status) = plan.status else { return };
+        let Some(mut status) = plan.status else { return self.check_told(name, &adapter.status.unwrap_or_default()) };
         self.check_revisions(name, &status);
         let old = adapter.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
         status.observed_generation = Some(1);
@@ -468,6 +468,7 @@ impl World {
             pods: (0..self.pods.len()).map(pod).collect(),
             children: self.children.iter().map(child).collect(),
             keys_exist: self.keys,
+            api_keys_missing: false,
             engine: DeploymentSeen { observed: true, updated: 2, ready },
             gateway: DeploymentSeen { observed: true, updated: 1, ready: 1 },
             defaults: Defaults {
