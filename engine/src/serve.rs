@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail};
 use lorafleet_crds::wire::LoadRequest;
+use lorafleet_listen::Room;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
@@ -127,7 +128,7 @@ fn assemble(config: &Config, base: LoadedBase, keys: Keys) -> anyhow::Result<(Ar
     let runtime = tokio::runtime::Handle::current();
     let fetch = Fetcher { loader: loader.clone(), runtime, commands: commands.clone() };
     let text_bytes_max = base.text.vocabulary().longest_bytes().saturating_mul(limits.max_model_tokens as usize);
-    let room = |bytes: usize| Arc::new(Semaphore::new(bytes.div_ceil(1024)));
+    let room = |bytes: usize| Room::new(bytes as u64);
     // Placements: one large one, or some small ones at once.
     let (bodies, placements) = (room(limits.bodies_bytes), room(limits.max_placement_bytes));
     let state = State::new(limits.clone(), budget);

@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use lorafleet_listen::{Full, NotReceived, Room, receive};
 use tokio_util::sync::CancellationToken;
 
 use crate::body::{self, Inspected};
@@ -19,7 +19,7 @@ use crate::error::{Code, Refusal};
 use crate::fleet::Fleet;
 use crate::headers;
 use crate::keys::{Client, Keys};
-use crate::limits::Limits;
+use crate::limits::{Limits, REQUEST_PRICE};
 use crate::load::InFlight;
 use crate::metrics::Metrics;
 use crate::models;
@@ -38,6 +38,10 @@ pub struct Gateway {
     pub in_flight: Arc<InFlight>,
     pub metrics: Arc<Metrics>,
     pub upstream: Upstream,
+    /// For bodies of requests.
+    pub bodies: Room,
+    /// For answers that are no streams.
+    pub replies: Room,
     /// Ends what is still under way when the time to drain is over.
     pub stop: CancellationToken,
 }
@@ -96,6 +100,7 @@ async fn complete(State(gateway): State<Arc<Gateway>>, request: Request) -> Resp
 struct Asked {
     client: Client,
     head: http::request::Parts,
+    /// Holds its room until the answer begins.
     body: Bytes,
     inspected: Inspected,
     request_id: HeaderValue,
@@ -110,7 +115,7 @@ async fn try_complete(gateway: &Gateway, request: Request, request_id: &HeaderVa
     }
     let place = gateway.in_flight.place(limits).await?;
     let (head, body) = request.into_parts();
-    let body = read_body(body, limits).await?;
+    let body = read_body(body, gateway).await?;
     let inspected = body::inspect(&body).map_err(Refusal::from)?;
     if !gateway.fleet.synced() {
         return Err(Refusal::new(Code::NotSynced, "the gateway has not read its pool from the API server yet").into());
@@ -124,7 +129,9 @@ async fn try_complete(gateway: &Gateway, request: Request, request_id: &HeaderVa
         NoAnswer::Said(answer) => meter.said(answer.status().as_u16()),
     })?;
     tracing::debug!(client = asked.client.name, pod = answering.pod, ?request_id, "answering");
-    Ok(relay(answering, asked.wish(), meter, limits, gateway.stop.clone()).await)
+    let wish = asked.wish();
+    drop(asked);
+    Ok(relay(answering, wish, meter, gateway).await)
 }
 
 impl Asked {
@@ -182,14 +189,22 @@ impl Asked {
     }
 }
 
-async fn read_body(body: Body, limits: &Limits) -> Result<Bytes, Refusal> {
+async fn read_body(body: Body, gateway: &Gateway) -> Result<Bytes, Refusal> {
+    let Gateway { limits, bodies, .. } = gateway;
     let max = usize::try_from(limits.max_body_bytes).unwrap_or(usize::MAX);
-    match tokio::time::timeout(limits.body_timeout_seconds, Limited::new(body, max).collect()).await {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+    let received = receive(body.into_data_stream(), max, bodies, REQUEST_PRICE);
+    match tokio::time::timeout(limits.body_timeout_seconds, received).await {
+        Ok(Ok(body)) => Ok(Bytes::from_owner(body)),
+        Ok(Err(NotReceived::TooLarge { .. })) => {
             Err(Refusal::new(Code::BodyTooLarge, format!("the body is above the limit of {max} bytes")))
         }
-        Ok(Err(error)) => Err(Refusal::new(Code::InvalidRequest, format!("the body cannot be read: {error}"))),
+        Ok(Err(NotReceived::NoRoom(Full { bytes }))) => {
+            let message = format!("the bodies of other requests take all the room there is, {bytes} bytes");
+            Err(Refusal::new(Code::Busy, message))
+        }
+        Ok(Err(NotReceived::Broken(error))) => {
+            Err(Refusal::new(Code::InvalidRequest, format!("the body cannot be read: {error}")))
+        }
         Err(_) => {
             let seconds = limits.body_timeout_seconds.as_secs_f64();
             Err(Refusal::new(Code::BodyTimeout, format!("the body did not come within {seconds:.1} seconds")))

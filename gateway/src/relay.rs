@@ -5,6 +5,7 @@
 //! away drops the relay, and with it the connection to the pod, which stops computing.
 
 use std::convert::Infallible;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,12 +16,14 @@ use futures::Stream;
 use http::{HeaderValue, header};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
+use lorafleet_listen::{Full, NotReceived, receive};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Code, Refusal};
+use crate::front::Gateway;
 use crate::headers;
-use crate::limits::Limits;
+use crate::limits::REPLY_PRICE;
 use crate::load::Counted;
 use crate::metrics::{Metrics, Outcome};
 use crate::sse::{Follower, Usage};
@@ -88,14 +91,8 @@ pub struct Wish {
     pub request_id: HeaderValue,
 }
 
-/// The answer for the client. `stop` ends streams when the gateway must stop.
-pub async fn relay(
-    answering: Answering,
-    wish: Wish,
-    mut meter: Meter,
-    limits: &Limits,
-    stop: CancellationToken,
-) -> Response {
+/// The answer for the client.
+pub async fn relay(answering: Answering, wish: Wish, mut meter: Meter, gateway: &Gateway) -> Response {
     let Answering { pod, response, counted } = answering;
     let (head, body) = response.into_parts();
     meter.status = head.status.as_u16();
@@ -109,14 +106,14 @@ pub async fn relay(
             follower: Follower::new(wish.hide_usage),
             pod,
             meter,
-            silence: limits.silence_timeout_seconds,
-            stop,
+            silence: gateway.limits.silence_timeout_seconds,
+            stop: gateway.stop.clone(),
             ended: false,
             _on_pod: counted,
         };
         Response::new(Body::from_stream(events.into_stream()))
     } else {
-        match whole(body, limits, &pod).await {
+        match whole(body, gateway, &pod).await {
             Ok(bytes) => {
                 meter.first_byte = Some(meter.began.elapsed());
                 meter.answered(Usage::of_reply(&bytes).as_ref());
@@ -134,20 +131,24 @@ pub async fn relay(
     answer
 }
 
-/// An answer that is not a stream.
-async fn whole(mut body: Incoming, limits: &Limits, pod: &str) -> Result<Bytes, Refusal> {
+/// An answer that is not a stream. It holds its room until it has been written.
+async fn whole(body: Incoming, gateway: &Gateway, pod: &str) -> Result<Bytes, Refusal> {
+    let Gateway { limits, replies, .. } = gateway;
     let max = usize::try_from(limits.max_reply_bytes).unwrap_or(usize::MAX);
-    let mut bytes = Vec::new();
-    while let Some(data) = next_data(&mut body, limits.silence_timeout_seconds, pod).await? {
-        if bytes.len() + data.len() > max {
-            return Err(Refusal::new(
-                Code::ReplyTooLarge,
-                format!("the answer of pod {pod} is above the limit of {max} bytes"),
-            ));
+    let pieces = futures::stream::try_unfold(body, |mut body| async move {
+        let data = next_data(&mut body, limits.silence_timeout_seconds, pod).await?;
+        Ok(data.map(|data| (data, body)))
+    });
+    receive(pin!(pieces), max, replies, REPLY_PRICE).await.map(Bytes::from_owner).map_err(|error| match error {
+        NotReceived::TooLarge { .. } => {
+            Refusal::new(Code::ReplyTooLarge, format!("the answer of pod {pod} is above the limit of {max} bytes"))
         }
-        bytes.extend_from_slice(&data);
-    }
-    Ok(bytes.into())
+        NotReceived::NoRoom(Full { bytes }) => {
+            let message = format!("the answers of other requests take all the room there is, {bytes} bytes");
+            Refusal::new(Code::Busy, message)
+        }
+        NotReceived::Broken(refusal) => refusal,
+    })
 }
 
 /// The next bytes of a body; `None` at its good end.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use kube::Client;
+use lorafleet_listen::Room;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -57,6 +58,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         fleet: Fleet::new(),
         in_flight: InFlight::new(&limits),
         upstream: Upstream::new(&limits),
+        bodies: Room::new(limits.max_bodies_bytes),
+        replies: Room::new(limits.max_replies_bytes),
         metrics: Arc::clone(&metrics),
         stop: CancellationToken::new(),
         secrets,

@@ -147,6 +147,61 @@ async fn answers_that_are_no_streams_are_bounded() {
     assert_eq!((status, code.as_str()), (502, "ReplyTooLarge"));
 }
 
+/// Sends the start of a request whose body never ends.
+async fn unfinished(front: &Front, body_bytes: usize) -> TcpStream {
+    let mut client = TcpStream::connect(front.address).await.unwrap();
+    let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body_bytes + 1);
+    client.write_all(head.as_bytes()).await.unwrap();
+    client.write_all(&vec![b'x'; body_bytes]).await.unwrap();
+    client
+}
+
+#[tokio::test]
+async fn bodies_share_one_room() {
+    let more = Arc::new(Notify::new());
+    let streaming = pod(Behaviour::Stream(Arc::clone(&more))).await;
+    let front = front(&[&streaming], limits(&["--max-bodies-bytes=1048576"])).await;
+    let free = || front.gateway.bodies.free_bytes();
+    // Held twice each, but for the first 32 KiB: 192 KiB each.
+    let mut slow = Vec::new();
+    for held in 1..=5 {
+        slow.push(unfinished(&front, 128 << 10).await);
+        until("it is held", || free() == (1 << 20) - held * (192 << 10)).await;
+    }
+    let large = format!(r#"{{"model":"support","stream":true,"x":"{}"}}"#, "x".repeat(64 << 10));
+    let refused = front.chat(&large).await;
+    assert_eq!(refused.headers()["retry-after"], "1");
+    let message = "the bodies of other requests take all the room there is, 1048576 bytes";
+    assert_eq!(error_of(refused).await, (429, "Busy".to_owned(), message.to_owned()));
+    // Small ones go on, and who goes away gives his room back.
+    let mut small = front.chat(r#"{"model":"support","stream":true}"#).await.bytes_stream();
+    assert_eq!(small.next().await.unwrap().unwrap(), EVENT);
+    drop(slow);
+    until("all is free", || free() == 1 << 20).await;
+    // A body is held until its answer begins, and no longer.
+    let mut stream = front.chat(&large).await.bytes_stream();
+    assert_eq!(stream.next().await.unwrap().unwrap(), EVENT);
+    assert_eq!(free(), 1 << 20);
+}
+
+#[tokio::test]
+async fn answers_share_one_room_until_they_are_read() {
+    // Above what the kernel takes from a client that does not read.
+    let large = pod(Behaviour::Large(16 << 20)).await;
+    let front = front(&[&large], limits(&["--max-replies-bytes=25165824"])).await;
+    let body = r#"{"model":"support"}"#;
+    let mut lazy = TcpStream::connect(front.address).await.unwrap();
+    let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    lazy.write_all(head.as_bytes()).await.unwrap();
+    lazy.readable().await.unwrap();
+    let (status, code, message) = error_of(front.chat(body).await).await;
+    assert_eq!((status, code.as_str()), (429, "Busy"), "{message}");
+    assert_eq!(message, "the answers of other requests take all the room there is, 25165824 bytes");
+    drop(lazy);
+    until("all is free", || front.gateway.replies.free_bytes() == 24 << 20).await;
+    assert_eq!(front.chat(body).await.bytes().await.unwrap().len(), 16 << 20);
+}
+
 #[tokio::test]
 async fn keys_open_their_models_and_change_without_a_restart() {
     let folder = tempfile::tempdir().unwrap();

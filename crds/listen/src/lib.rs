@@ -1,4 +1,6 @@
-//! Accepting connections with a limit on each of their phases, and ending them in order.
+//! Accepting connections with a limit on each of their phases, and ending them in order; and the room for their bodies.
+
+mod room;
 
 use std::io;
 use std::pin::{Pin, pin};
@@ -16,6 +18,8 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, Sleep, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+
+pub use room::{Full, NotReceived, Price, Received, Room, Share, receive};
 
 /// Bytes of a request's head.
 const HEAD_BYTES_MAX: usize = 64 << 10;

@@ -20,9 +20,10 @@ use axum::http::{HeaderValue, Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use futures::StreamExt as _;
+use lorafleet_listen::{Full, NotReceived, Price, Received, Room, receive};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 
 use crate::fleet::Fleet;
 use crate::metrics::Meter;
@@ -39,9 +40,9 @@ pub struct App {
     pub keys: Keys,
     pub meter: Arc<Meter>,
     pub draining: AtomicBool,
-    /// KiB that the bodies of requests may take together until they are understood; placements apart.
-    pub bodies: Arc<Semaphore>,
-    pub placements: Arc<Semaphore>,
+    /// What the bodies of requests may take together until they are understood; placements apart.
+    pub bodies: Room,
+    pub placements: Room,
     /// Requests that may be made into tokens at once.
     pub parsers: Arc<Semaphore>,
     /// Numbers the prompts, so that choices of one prompt can share its pages.
@@ -66,6 +67,8 @@ pub struct Base {
 
 /// A body that does not arrive within this time ends its request.
 const BODY_TIME_MAX: Duration = Duration::from_secs(30);
+/// Bodies are parsed as they are.
+const BODY_PRICE: Price = Price { free_bytes: 0, copies: 1 };
 /// How long the rest of a body that is too large is read and thrown away.
 const DISCARD_TIME_MAX: Duration = Duration::from_secs(2);
 
@@ -123,17 +126,11 @@ async fn count(State(app): State<Arc<App>>, request: Request<Body>, next: axum::
     response
 }
 
-/// A whole body, with its share of the room that all bodies have together; gives it back when it is dropped.
-struct Received {
-    bytes: Vec<u8>,
-    _room: Option<OwnedSemaphorePermit>,
-}
-
 /// The whole body, within the limits of size and time.
 ///
 /// # Errors
 /// 413 above the limit, 408 if it takes too long, 429 if the bodies of other requests fill the room.
-async fn body(request: Request<Body>, most: usize, room: &Arc<Semaphore>) -> Result<Received, Refusal> {
+async fn body(request: Request<Body>, most: usize, room: &Room) -> Result<Received, Refusal> {
     let declared = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     if let Some(bytes) = declared.filter(|bytes: &usize| *bytes > most) {
         // A client that waits for `100 Continue` has sent nothing yet, and shall not.
@@ -142,35 +139,19 @@ async fn body(request: Request<Body>, most: usize, room: &Arc<Semaphore>) -> Res
         }
         return Err(too_large(bytes, most));
     }
-    match tokio::time::timeout(BODY_TIME_MAX, receive(request.into_body(), most, room)).await {
-        Ok(received) => received,
+    let pieces = request.into_body().into_data_stream();
+    match tokio::time::timeout(BODY_TIME_MAX, receive(pieces, most, room, BODY_PRICE)).await {
+        Ok(received) => received.map_err(|error| match error {
+            NotReceived::TooLarge { bytes } => too_large(bytes, most),
+            NotReceived::NoRoom(Full { bytes }) => {
+                Refusal::busy(format!("the bodies of other requests take all the room there is, {bytes} bytes"))
+            }
+            NotReceived::Broken(error) => {
+                Refusal::new(400, "InvalidRequest", format!("the body could not be read: {error}"))
+            }
+        }),
         Err(_) => Err(Refusal::new(408, "BodyTimeout", format!("the body did not arrive within {BODY_TIME_MAX:?}"))),
     }
-}
-
-/// Room is taken for what has come, not for what is announced: who sends slowly holds little of it.
-async fn receive(body: Body, most: usize, room: &Arc<Semaphore>) -> Result<Received, Refusal> {
-    let mut pieces = body.into_data_stream();
-    let mut received = Received { bytes: Vec::new(), _room: None };
-    let mut kib = 0;
-    while let Some(piece) = pieces.next().await {
-        let piece = piece
-            .map_err(|error| Refusal::new(400, "InvalidRequest", format!("the body could not be read: {error}")))?;
-        let bytes = received.bytes.len() + piece.len();
-        if bytes > most {
-            return Err(too_large(bytes, most));
-        }
-        let more = u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX) - kib;
-        let taken = room.clone().try_acquire_many_owned(more);
-        let taken = taken.map_err(|_| Refusal::busy("the bodies of other requests take all the room there is"))?;
-        match &mut received._room {
-            Some(room) => room.merge(taken),
-            none => *none = Some(taken),
-        }
-        kib += more;
-        received.bytes.extend_from_slice(&piece);
-    }
-    Ok(received)
 }
 
 fn too_large(bytes: usize, most: usize) -> Refusal {

@@ -24,6 +24,7 @@ use lorafleet_gateway::load::InFlight;
 use lorafleet_gateway::metrics::Metrics;
 use lorafleet_gateway::upstream::Upstream;
 use lorafleet_gateway::view::{AdapterView, FleetView, Holding, Holdings, PodReport, PodView};
+use lorafleet_listen::Room;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
@@ -46,6 +47,8 @@ pub fn limits(flags: &[&str]) -> Limits {
 pub enum Behaviour {
     /// Answers with what it got, as JSON with usage.
     Echo,
+    /// Answers with JSON of so many bytes.
+    Large(usize),
     /// Streams two events; the second waits for the notification.
     Stream(Arc<Notify>),
     /// Streams this text at once and ends well.
@@ -138,6 +141,10 @@ async fn answer(State((behaviour, seen)): State<(Behaviour, Arc<Seen>)>, headers
             );
             ([(header::CONTENT_TYPE, "application/json"), (HEADER_ADAPTER, "support@a1a1a1a1a1a1")], body)
                 .into_response()
+        }
+        Behaviour::Large(bytes) => {
+            counter.1 = true;
+            ([(header::CONTENT_TYPE, "application/json")], format!("\"{}\"", "x".repeat(bytes - 2))).into_response()
         }
         Behaviour::Text(text) => {
             counter.1 = true;
@@ -279,6 +286,8 @@ pub async fn front_with(
         in_flight: InFlight::new(&limits),
         metrics: Arc::new(Metrics::new(limits.max_metric_models as usize).unwrap()),
         upstream: Upstream::new(&limits),
+        bodies: Room::new(limits.max_bodies_bytes),
+        replies: Room::new(limits.max_replies_bytes),
         stop: CancellationToken::new(),
         limits: limits.clone(),
     });
