@@ -20,7 +20,7 @@ const ARROWS: [(&str, &[&str]); 10] = [
     ("lorafleet-crds", &["lorafleet-artifact"]),
     ("lorafleet-listen", &[]),
     ("lorafleet-source", &["lorafleet-artifact"]),
-    ("lorafleet-operator", &["lorafleet-artifact", "lorafleet-crds", "lorafleet-source"]),
+    ("lorafleet-operator", &["lorafleet-artifact", "lorafleet-crds", "lorafleet-listen", "lorafleet-source"]),
     ("lorafleet-gateway", &["lorafleet-artifact", "lorafleet-crds", "lorafleet-listen"]),
     ("lorafleet-backend", &["lorafleet-artifact"]),
     ("lorafleet-cpu", &["lorafleet-artifact", "lorafleet-backend"]),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use kube::Client;
-use lorafleet_listen::Room;
+use lorafleet_listen::{Bounds, Room};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -67,7 +67,9 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     });
     let draining = Arc::new(AtomicBool::new(false));
     let health = Health { gateway: Arc::clone(&gateway), draining: Arc::clone(&draining) };
-    tokio::spawn(async move { axum::serve(metrics_listener, health::routes(health)).await });
+    // Probes are answered to the end.
+    let never = CancellationToken::new();
+    tokio::spawn(lorafleet_listen::serve(metrics_listener, health::routes(health), Bounds::PROBES, |_| (), never));
     tokio::spawn(keep_up_to_date(Sources {
         client,
         namespace: settings.namespace,

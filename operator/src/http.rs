@@ -9,6 +9,8 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use lorafleet_listen::Bounds;
+use tokio_util::sync::CancellationToken;
 
 use crate::metrics::Metrics;
 
@@ -27,7 +29,9 @@ pub async fn serve(listen: SocketAddr, metrics: Arc<Metrics>, ready: Arc<AtomicB
         .route("/readyz", get(readyz))
         .with_state(Shared { metrics, ready });
     let listener = tokio::net::TcpListener::bind(listen).await?;
-    axum::serve(listener, router).await
+    let never = CancellationToken::new();
+    lorafleet_listen::serve(listener, router, Bounds::PROBES, |_| (), never).await;
+    Ok(())
 }
 
 async fn render(State(shared): State<Shared>) -> Response {

@@ -37,6 +37,12 @@ pub struct Bounds {
     pub write_time: Duration,
 }
 
+impl Bounds {
+    /// For probes and scrapers: few, and gone soon, so that who opens many and says nothing keeps them out for a moment only.
+    pub const PROBES: Self =
+        Self { connections: 256, head_time: Duration::from_secs(5), write_time: Duration::from_secs(5) };
+}
+
 /// Serves `routes` until `drain`; then takes no more connections, lets each end its request, and returns when all have.
 /// `changed` hears +1 and -1 as connections come and go.
 pub async fn serve(
@@ -172,5 +178,38 @@ impl AsyncWrite for WriteTimeout {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let result = Pin::new(&mut self.stream).poll_shutdown(cx);
         self.bound(cx, result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    /// Who opens connections and says nothing loses them, and those who wait behind him are served.
+    #[tokio::test]
+    async fn half_open_connections_give_their_places_to_others() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let bounds = Bounds { connections: 4, head_time: Duration::from_millis(300), ..Bounds::PROBES };
+        let drain = CancellationToken::new();
+        let routes = Router::new().route("/", get(|| async { "ok" }));
+        let serving = tokio::spawn(serve(listener, routes, bounds, |_| (), drain.clone()));
+        let mut silent = Vec::new();
+        for _ in 0..20 {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            client.write_all(b"GET / HTTP/1.1\r\nhost:").await.unwrap();
+            silent.push(client);
+        }
+        let mut probe = TcpStream::connect(address).await.unwrap();
+        probe.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        tokio::time::timeout(Duration::from_secs(5), probe.read_to_string(&mut answer)).await.unwrap().unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 OK") && answer.ends_with("ok"), "{answer}");
+        drain.cancel();
+        tokio::time::timeout(Duration::from_secs(5), serving).await.unwrap().unwrap();
     }
 }
