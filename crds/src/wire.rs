@@ -7,6 +7,12 @@ use std::collections::BTreeMap;
 use lorafleet_artifact::Digest;
 use serde::{Deserialize, Serialize};
 
+/// Adapter versions that one engine knows at most.
+pub const ADAPTERS_MAX: usize = 10_000;
+
+/// Largest report that is read: that many adapters with the longest names, each with an alias.
+pub const REPORT_BYTES_MAX: usize = ADAPTERS_MAX * 768;
+
 /// Desired state of one engine pod: the body of `PUT /v1/placement`.
 ///
 /// The engine converges to it by itself. 409 `Stale` if `boot_id` is not the process that answers, or if `generation`

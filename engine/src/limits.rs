@@ -66,7 +66,7 @@ impl Default for Limits {
             max_model_tokens: 2048,
             max_queued: 1024,
             max_choices: 64,
-            max_adapters: 10_000,
+            max_adapters: lorafleet_crds::wire::ADAPTERS_MAX as u32,
             max_fetches: 4,
             host_cache_bytes: 256 << 20,
             upload_bytes_per_step: 64 << 20,

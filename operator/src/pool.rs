@@ -4,6 +4,7 @@
 
 mod apply;
 mod engine;
+mod report;
 mod observe;
 mod observed;
 mod plan;
@@ -26,6 +27,7 @@ pub use apply::{Applied, AppliedMemory};
 pub use engine::{EngineError, Engines};
 pub use observed::{Answer, Applied as AppliedOnce, ChildSeen, DeploymentSeen, Observed, PodSeen, Trouble};
 pub use plan::{Plan, PodAction, Reasoned, Revision, Stage, Step, Verdict, plan, selects};
+pub use report::Held;
 pub use rest::Rests;
 pub use status::{Pace, status};
 

@@ -107,7 +107,7 @@ async fn lead(client: Client, settings: Settings, metrics: Arc<Metrics>, identit
     let look_every = Duration::from_secs(settings.source_check_s.into());
     let context = Arc::new(Context {
         recorder: Recorder::new(client.clone(), reporter),
-        engines: pool::Engines::new(&limits)?,
+        engines: pool::Engines::new(&limits, settings.reports_bytes_max)?,
         model_jobs: Jobs::new(turns.clone()),
         intake_jobs: Jobs::new(turns),
         model_rechecks: Rechecks::new(look_every, look_turns.clone()),

@@ -40,6 +40,10 @@ pub struct Settings {
     /// Seconds between two looks at a source that was judged: whether its files are still the same.
     #[arg(long, env = "LORAFLEET_SOURCE_CHECK_S", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub source_check_s: u32,
+    /// Bytes that the reports of all engine pods may take together, about 500 for each adapter of each pod; a report for which
+    /// there is no room leaves its pod unreachable.
+    #[arg(long, env = "LORAFLEET_REPORTS_BYTES_MAX", default_value_t = 64 << 20, value_parser = clap::value_parser!(u64).range(1 << 20..=1 << 40))]
+    pub reports_bytes_max: u64,
     /// Seconds between two looks at a pool in which nothing happens.
     #[arg(long, env = "LORAFLEET_HEARTBEAT_S", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=600))]
     pub heartbeat_s: u16,
@@ -54,8 +58,6 @@ pub struct Limits {
     pub pods_asked_max: usize,
     /// For one request to an engine pod.
     pub engine_timeout: Duration,
-    /// Largest report of an engine pod, in bytes.
-    pub report_bytes_max: usize,
     /// Between two looks at a pool in which something happens.
     pub pass_busy: Duration,
     /// Between two looks at a pool in which something fails.
@@ -77,7 +79,6 @@ impl Limits {
         reconciles_max: 16,
         pods_asked_max: 16,
         engine_timeout: Duration::from_secs(3),
-        report_bytes_max: 16 << 20,
         pass_busy: Duration::from_millis(500),
         pass_failing: Duration::from_secs(4),
         retry_first: Duration::from_secs(1),

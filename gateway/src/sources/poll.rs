@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use http::{HeaderMap, header};
-use lorafleet_crds::wire::Report;
+use lorafleet_crds::wire::{REPORT_BYTES_MAX, Report};
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -22,7 +22,6 @@ const SPACING: Duration = Duration::from_millis(100);
 const EARLY: Duration = Duration::from_millis(50);
 const TIMEOUT: Duration = Duration::from_millis(800);
 const CONCURRENT_MAX: usize = 128;
-const REPORT_BYTES_MAX: usize = 16 << 20;
 /// Longest name of holdings that is sent back to a pod.
 const TAG_BYTES_MAX: usize = 128;
 

@@ -1,21 +1,33 @@
 //! The one door to engine pods: what do you hold, and hold this.
 
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use lorafleet_crds::wire::{ErrorEnvelope, Placement, Report};
+use lorafleet_crds::wire::{ErrorEnvelope, Placement, REPORT_BYTES_MAX, Report};
+use lorafleet_listen::{Full, NotReceived, Price, Received, Room, receive};
 
+use super::report::{FREE_BYTES, Held};
 use crate::build::ENGINE_PORT;
 use crate::settings::Limits;
 
 /// A client for all engine pods. Connections are kept, and for a moment what each pod last reported.
 pub struct Engines {
     http: reqwest::Client,
-    report_bytes_max: usize,
     port: u16,
+    /// For what pods answer, of all pools: while it is read, and for as long as it is kept.
+    room: Room,
+    /// Answers are made into reports one after the other.
+    parsing: tokio::sync::Mutex<()>,
     /// By uid of the pod.
-    reports: Mutex<HashMap<String, (Instant, Report)>>,
+    known: Mutex<HashMap<String, Known>>,
+}
+
+/// What a pod said, and when.
+struct Known {
+    at: Instant,
+    report: Held,
 }
 
 /// How long a report stands in for one that a busy pod did not give in time.
@@ -23,6 +35,11 @@ const REPORT_STANDS: Duration = Duration::from_secs(15);
 
 /// Longest name of holdings that is sent back to a pod.
 const TAG_BYTES_MAX: usize = 128;
+
+/// Characters of an error that are repeated.
+const ERROR_LENGTH_MAX: usize = 400;
+
+const PRICE: Price = Price { free_bytes: FREE_BYTES, copies: 1 };
 
 /// Why a pod could not be asked or told.
 #[derive(Debug, thiserror::Error)]
@@ -33,16 +50,33 @@ pub enum EngineError {
     Connection(String),
     #[error("status {status}, {code}: {message}")]
     Refused { status: u16, code: String, message: String },
-    #[error("the answer has more than {limit} bytes")]
-    TooLong { limit: usize },
+    #[error("the answer has {bytes} bytes or more, the limit is {limit}")]
+    TooLong { bytes: usize, limit: usize },
+    #[error(
+        "there is no room for its answer: those of all engine pods take the {bytes} bytes of the operator's --reports-bytes-max"
+    )]
+    NoRoom { bytes: u64 },
     #[error("the answer is no report: {0}")]
     Malformed(String),
+}
+
+impl EngineError {
+    /// The pod has answered, if badly.
+    pub fn is_an_answer(&self) -> bool {
+        !matches!(self, Self::Timeout(_) | Self::Connection(_))
+    }
+}
+
+impl From<Full> for EngineError {
+    fn from(full: Full) -> Self {
+        Self::NoRoom { bytes: full.bytes }
+    }
 }
 
 impl Engines {
     /// # Errors
     /// If the system gives no HTTP client.
-    pub fn new(limits: &Limits) -> reqwest::Result<Self> {
+    pub fn new(limits: &Limits, reports_bytes_max: u64) -> reqwest::Result<Self> {
         let http = reqwest::Client::builder()
             .timeout(limits.engine_timeout)
             .connect_timeout(limits.engine_timeout)
@@ -53,36 +87,55 @@ impl Engines {
             .pool_idle_timeout(Duration::from_secs(30))
             .build()?;
         let port = u16::try_from(ENGINE_PORT).unwrap_or_default();
-        Ok(Self { http, report_bytes_max: limits.report_bytes_max, port, reports: Mutex::default() })
+        let room = Room::new(reports_bytes_max);
+        Ok(Self { http, port, room, parsing: tokio::sync::Mutex::default(), known: Mutex::default() })
     }
 
     /// `GET /v1/lora_adapters` of the pod with this uid. A pod that is too busy to answer in time has not forgotten what
-    /// it holds: its last report stands a little longer. One that refuses the connection has ended.
-    pub async fn report(&self, uid: &str, address: &str, key: &str) -> Result<Report, EngineError> {
-        let known = self.reports().get(uid).filter(|(at, _)| at.elapsed() < REPORT_STANDS).cloned();
-        let known = known.map(|(_, report)| report);
+    /// it holds: its last report stands a little longer, and so it does where there is no room for a new one. A pod that
+    /// refuses the connection has ended.
+    pub async fn report(&self, uid: &str, address: &str, key: &str) -> Result<Held, EngineError> {
+        // Taken out, so that what has not changed can be moved into the new report.
+        let mut known = self.lock().remove(uid).filter(|known| known.at.elapsed() < REPORT_STANDS);
         // What is no plain word is not sent back.
         let plain = |tag: &&str| tag.len() <= TAG_BYTES_MAX && tag.bytes().all(|byte| byte.is_ascii_alphanumeric());
-        let tag = known.as_ref().map(|report| report.holdings.as_str()).filter(plain).unwrap_or_default();
+        let tag = known.as_ref().map(|known| known.report.holdings.as_str()).filter(plain).unwrap_or_default();
         let url = self.url(address, &format!("/v1/lora_adapters?known={tag}"));
-        let answer = self.answer(self.http.get(url).bearer_auth(key)).await;
-        match (answer.and_then(|body| completed(&body, known.as_ref())), known) {
-            (Ok(report), _) => {
-                let mut reports = self.reports();
-                reports.retain(|_, (at, _)| at.elapsed() < REPORT_STANDS);
-                reports.insert(uid.to_owned(), (Instant::now(), report.clone()));
-                Ok(report)
-            }
-            (Err(EngineError::Timeout(_)), Some(known)) => Ok(known),
-            (Err(error), _) => {
-                self.reports().remove(uid);
-                Err(error)
-            }
-        }
+        let heard = match self.answer(self.http.get(url).bearer_auth(key)).await {
+            Ok(body) => self.read(&body.bytes, &mut known).await,
+            Err(error) => Err(error),
+        };
+        let now = match (heard, known) {
+            (Ok(report), _) => Known { at: Instant::now(), report },
+            (Err(EngineError::Timeout(_) | EngineError::NoRoom { .. }), Some(known)) => known,
+            (Err(error), _) => return Err(error),
+        };
+        let report = now.report.clone();
+        let mut all = self.lock();
+        all.retain(|_, known| known.at.elapsed() < REPORT_STANDS);
+        all.insert(uid.to_owned(), now);
+        Ok(report)
     }
 
-    fn reports(&self) -> MutexGuard<'_, HashMap<String, (Instant, Report)>> {
-        self.reports.lock().unwrap_or_else(PoisonError::into_inner)
+    /// A report with what it leaves out because it is known.
+    async fn read(&self, body: &[u8], known: &mut Option<Known>) -> Result<Held, EngineError> {
+        let _turn = self.parsing.lock().await;
+        let report: Report = serde_json::from_slice(body).map_err(|error| EngineError::Malformed(error.to_string()))?;
+        if !report.unchanged {
+            return Ok(Held::new(report, &self.room)?);
+        }
+        let Some(Known { at, report: before }) = known.take().filter(|known| known.report.holdings == report.holdings)
+        else {
+            return Err(EngineError::Malformed("it leaves out holdings that are not known here".to_owned()));
+        };
+        Held::with_holdings_of(report, before, &self.room).map_err(|(full, before)| {
+            *known = Some(Known { at, report: before });
+            full.into()
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// `PUT /v1/placement`.
@@ -100,38 +153,27 @@ impl Engines {
         }
     }
 
-    async fn answer(&self, request: reqwest::RequestBuilder) -> Result<Vec<u8>, EngineError> {
-        let mut response = request.send().await.map_err(lost)?;
+    async fn answer(&self, request: reqwest::RequestBuilder) -> Result<Received, EngineError> {
+        let response = request.send().await.map_err(lost)?;
         let status = response.status();
-        let mut body = Vec::new();
-        while let Some(piece) = response.chunk().await.map_err(lost)? {
-            if body.len().saturating_add(piece.len()) > self.report_bytes_max {
-                return Err(EngineError::TooLong { limit: self.report_bytes_max });
-            }
-            body.extend_from_slice(&piece);
-        }
+        let pieces = futures::stream::try_unfold(response, |mut response| async {
+            Ok(response.chunk().await?.map(|piece| (piece, response)))
+        });
+        let body = receive(pin!(pieces), REPORT_BYTES_MAX, &self.room, PRICE).await.map_err(|error| match error {
+            NotReceived::TooLarge { bytes } => EngineError::TooLong { bytes, limit: REPORT_BYTES_MAX },
+            NotReceived::NoRoom(full) => full.into(),
+            NotReceived::Broken(error) => lost(error),
+        })?;
         if status.is_success() {
             return Ok(body);
         }
-        let (code, message) = match serde_json::from_slice::<ErrorEnvelope>(&body) {
+        let (code, message) = match serde_json::from_slice::<ErrorEnvelope>(&body.bytes) {
             Ok(envelope) => (envelope.error.code, envelope.error.message),
-            Err(_) => ("unknown".to_owned(), String::from_utf8_lossy(body.get(..200).unwrap_or(&body)).into_owned()),
+            Err(_) => ("unknown".to_owned(), String::from_utf8_lossy(&body.bytes).into_owned()),
         };
-        Err(EngineError::Refused { status: status.as_u16(), code, message })
+        let short = |text: String| text.chars().take(ERROR_LENGTH_MAX).collect();
+        Err(EngineError::Refused { status: status.as_u16(), code: short(code), message: short(message) })
     }
-}
-
-/// A report with what it leaves out because it is known.
-fn completed(body: &[u8], known: Option<&Report>) -> Result<Report, EngineError> {
-    let report: Report = serde_json::from_slice(body).map_err(|error| EngineError::Malformed(error.to_string()))?;
-    if !report.unchanged {
-        return Ok(report);
-    }
-    let known = known.filter(|known| known.holdings == report.holdings);
-    let Report { adapters, aliases, .. } = known
-        .ok_or_else(|| EngineError::Malformed("it leaves out holdings that are not known here".to_owned()))?
-        .clone();
-    Ok(Report { adapters, aliases, unchanged: false, ..report })
 }
 
 fn lost(error: reqwest::Error) -> EngineError {
@@ -145,3 +187,7 @@ fn lost(error: reqwest::Error) -> EngineError {
     }
     EngineError::Connection(cause.to_string())
 }
+
+#[cfg(test)]
+#[path = "engine_tests.rs"]
+mod tests;

@@ -12,7 +12,6 @@ use lorafleet_crds::{ServingPool, names};
 use serde_json::Value;
 
 use super::apply::AppliedMemory;
-use super::engine::EngineError;
 use super::observed::{Answer, ChildSeen, DeploymentSeen, Observed, PodSeen, Trouble};
 use crate::build::{Defaults, Keys};
 use crate::context::{ApiError, Context};
@@ -106,8 +105,9 @@ async fn ask(pod: Arc<Pod>, context: &Context, keys: Option<&Keys>) -> PodSeen {
     let word = if answer.is_ok() { "ok" } else { "error" };
     context.metrics.engine_requests.with_label_values(&["report", word]).inc();
     seen.answer = match (answer, &seen.trouble) {
-        (Ok(report), _) => Answer::Report(Box::new(report)),
-        (Err(error @ EngineError::Refused { .. }), _) => Answer::Unreachable(error.to_string()),
+        (Ok(report), _) => Answer::Report(report),
+        // It is there, and what it says is the trouble.
+        (Err(error), _) if error.is_an_answer() => Answer::Unreachable(error.to_string()),
         (Err(_), Some(trouble)) => Answer::Unreachable(format!("{}: {}", trouble.reason, trouble.message)),
         // Its port is not open yet: it is starting, as far as Kubernetes knows.
         (Err(_), None) if !seen.ready => Answer::NotAsked,

@@ -6,6 +6,7 @@ use lorafleet_crds::wire::Report;
 use lorafleet_crds::{BaseModel, LoraAdapter, ServingPool};
 use serde::{Deserialize, Serialize};
 
+use super::report::Held;
 use crate::build::Defaults;
 
 /// Everything that a plan rests on.
@@ -72,7 +73,7 @@ pub enum Answer {
     #[default]
     NotAsked,
     Unreachable(String),
-    Report(Box<Report>),
+    Report(Held),
 }
 
 /// One object of the pool.

@@ -452,7 +452,7 @@ impl World {
             trouble: None,
             address: Some("10.0.0.1".to_owned()),
             answer: match self.pods[index].up {
-                true => Answer::Report(Box::new(self.report(index))),
+                true => Answer::Report(self.report(index).into()),
                 false => Answer::Unreachable("down".to_owned()),
             },
         };

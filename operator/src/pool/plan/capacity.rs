@@ -1,13 +1,11 @@
 //! What fits on a pod.
 
 use lorafleet_crds::condition::Cause;
+use lorafleet_crds::wire::ADAPTERS_MAX;
 
 use super::super::observed::Observed;
 use super::Reasoned;
 use super::placement::Revision;
-
-/// Adapter versions that one engine takes.
-const ADAPTERS_MAX: usize = 10_000;
 
 /// What is left on the smallest pod. `None` is not known yet, and so no limit: the engine itself refuses what is too much.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
