@@ -90,7 +90,7 @@ pub struct StoreAccess {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 512), regex(pattern = r"^https?://[^/\s?#]+/?$"))]
     pub endpoint: Option<String>,
-    /// Region of the bucket. Default: `us-east-1`.
+    /// Region of the bucket. Default: what the reader's surroundings say (`AWS_REGION`, a profile), else `us-east-1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64), regex(pattern = r"^[a-z0-9-]+$"))]
     pub region: Option<String>,

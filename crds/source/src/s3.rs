@@ -22,6 +22,9 @@ use crate::access::{Access, Credentials, ReadLimits};
 use crate::error::{ErrorKind, SourceError};
 use crate::listing::{FileInfo, Listing, Version};
 
+/// Of a bucket of which neither its entry nor the surroundings say another one.
+const REGION: &str = "us-east-1";
+
 /// How long keys that were read from a folder are used before they are read again.
 const KEYS_FRESH: Duration = Duration::from_secs(300);
 
@@ -36,7 +39,8 @@ pub(crate) async fn client(access: &Access, limits: &ReadLimits) -> Result<Clien
         .retry_config(retries)
         // A stream's stall is watched by `Download`, which goes on where it was cut.
         .stalled_stream_protection(StalledStreamProtectionConfig::disabled());
-    if let Some(region) = access.region.clone().or_else(|| access.endpoint.as_ref().map(|_| "us-east-1".to_owned())) {
+    // A store of its own has no surroundings to ask.
+    if let Some(region) = access.region.clone().or_else(|| access.endpoint.as_ref().map(|_| REGION.to_owned())) {
         loader = loader.region(Region::new(region));
     }
     loader = match &access.credentials {
@@ -49,12 +53,9 @@ pub(crate) async fn client(access: &Access, limits: &ReadLimits) -> Result<Clien
         Credentials::Dir(path) => loader.credentials_provider(KeyFolder { path: path.clone() }),
     };
     let shared = loader.load().await;
-    if shared.region().is_none() {
-        let prefix = &access.prefix;
-        let message = format!("the source prefix '{prefix}' has no region, and the surroundings give none");
-        return Err(SourceError::new(ErrorKind::Misconfigured, message));
-    }
+    let region = shared.region().cloned().unwrap_or(Region::from_static(REGION));
     let mut config = aws_sdk_s3::config::Builder::from(&shared)
+        .region(region)
         // Everything is verified by its SHA-256 in the end.
         .response_checksum_validation(ResponseChecksumValidation::WhenRequired);
     if let Some(endpoint) = &access.endpoint {
@@ -288,4 +289,34 @@ where
         return failed;
     }
     failed.because(error.into_source().unwrap_or_else(|error| Box::new(error)))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// As a bucket of AWS is written down by one who relies on the default.
+    #[tokio::test]
+    async fn a_bucket_without_a_region_has_the_default_one() {
+        let credentials = Credentials::Static {
+            access_key_id: "id".to_owned(),
+            secret_access_key: "key".to_owned(),
+            session_token: None,
+        };
+        let access = |region: Option<&str>| Access {
+            prefix: "s3://bucket/adapters".parse().unwrap(),
+            endpoint: None,
+            region: region.map(str::to_owned),
+            credentials: credentials.clone(),
+        };
+        let region = async |access: &Access| {
+            let client = client(access, &ReadLimits::default()).await.unwrap();
+            client.config().region().map(ToString::to_string)
+        };
+        assert_eq!(region(&access(Some("eu-west-1"))).await.as_deref(), Some("eu-west-1"));
+        let surroundings = std::env::var("AWS_REGION").or_else(|_| std::env::var("AWS_DEFAULT_REGION"));
+        let expected = surroundings.unwrap_or_else(|_| "us-east-1".to_owned());
+        assert_eq!(region(&access(None)).await, Some(expected));
+    }
 }
