@@ -18,17 +18,22 @@ const RENEW_EVERY: Duration = Duration::from_secs(3);
 const GIVE_UP_AFTER: Duration = Duration::from_secs(7);
 const RETRY_EVERY: Duration = Duration::from_secs(1);
 
-/// The Lease as one candidate sees it.
+/// One candidate and the Lease.
 pub struct Election {
     leases: Api<Lease>,
+    candidate: Candidate,
+}
+
+/// What a candidate knows of the Lease, and what it may do with it. Pure.
+struct Candidate {
     identity: String,
-    /// Holder and number of renewals as last seen, and when that was first seen here.
+    /// Holder and time of its renewal as last seen, and when that was first seen here.
     seen: Option<(String, Instant)>,
 }
 
 impl Election {
     pub fn new(client: Client, namespace: &str, identity: String) -> Self {
-        Self { leases: Api::namespaced(client, namespace), identity, seen: None }
+        Self { leases: Api::namespaced(client, namespace), candidate: Candidate { identity, seen: None } }
     }
 
     /// Returns once this operator is the leader.
@@ -61,7 +66,8 @@ impl Election {
     /// Lets the next one take over at once.
     pub async fn release(&self) -> kube::Result<()> {
         let Some(mut lease) = self.leases.get_opt(LEASE).await? else { return Ok(()) };
-        let Some(spec) = lease.spec.as_mut().filter(|spec| spec.holder_identity.as_ref() == Some(&self.identity))
+        let Some(spec) =
+            lease.spec.as_mut().filter(|spec| spec.holder_identity.as_ref() == Some(&self.candidate.identity))
         else {
             return Ok(());
         };
@@ -75,18 +81,21 @@ impl Election {
         let Some(lease) = found else {
             let lease = Lease {
                 metadata: ObjectMeta { name: Some(LEASE.to_owned()), ..ObjectMeta::default() },
-                spec: Some(self.claim(None)),
+                spec: Some(self.candidate.claim(None, Timestamp::now())),
             };
             return won(self.leases.create(&PostParams::default(), &lease).await);
         };
-        if !self.may_take(lease.spec.as_ref()) {
+        if !self.candidate.may_take(lease.spec.as_ref(), Instant::now()) {
             return Ok(false);
         }
-        let spec = Some(self.claim(lease.spec.as_ref()));
+        let spec = Some(self.candidate.claim(lease.spec.as_ref(), Timestamp::now()));
         won(self.leases.replace(LEASE, &PostParams::default(), &Lease { spec, ..lease }).await)
     }
+}
 
-    fn may_take(&mut self, spec: Option<&LeaseSpec>) -> bool {
+impl Candidate {
+    /// Whether it may make the Lease its own: nobody's, its own already, or not renewed for as long as its holder said.
+    fn may_take(&mut self, spec: Option<&LeaseSpec>, now: Instant) -> bool {
         let holder = spec.and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default();
         if holder.is_empty() || holder == self.identity {
             return true;
@@ -96,17 +105,18 @@ impl Election {
         match &self.seen {
             Some((known, since)) if *known == state => {
                 let seconds = spec.and_then(|spec| spec.lease_duration_seconds).unwrap_or(DURATION_S);
-                since.elapsed() > Duration::from_secs(u64::try_from(seconds).unwrap_or_default())
+                now.saturating_duration_since(*since) > Duration::from_secs(u64::try_from(seconds).unwrap_or_default())
             }
             _ => {
-                self.seen = Some((state, Instant::now()));
+                self.seen = Some((state, now));
                 false
             }
         }
     }
 
-    fn claim(&self, before: Option<&LeaseSpec>) -> LeaseSpec {
-        let now = MicroTime(Timestamp::now());
+    /// The Lease as it makes it, from what it was before.
+    fn claim(&self, before: Option<&LeaseSpec>, now: Timestamp) -> LeaseSpec {
+        let now = MicroTime(now);
         let mine = before.is_some_and(|spec| spec.holder_identity.as_ref() == Some(&self.identity));
         let transitions = before.and_then(|spec| spec.lease_transitions).unwrap_or_default();
         let acquired = before.and_then(|spec| spec.acquire_time.clone()).filter(|_| mine);
@@ -126,5 +136,97 @@ fn won(written: kube::Result<Lease>) -> kube::Result<bool> {
         Ok(_) => Ok(true),
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Held by `holder`, renewed at this second of its own clock.
+    fn held(holder: &str, renewed_s: i64) -> LeaseSpec {
+        LeaseSpec {
+            holder_identity: Some(holder.to_owned()).filter(|holder| !holder.is_empty()),
+            lease_duration_seconds: Some(DURATION_S),
+            renew_time: Some(MicroTime(Timestamp::from_second(renewed_s).unwrap())),
+            lease_transitions: Some(4),
+            ..LeaseSpec::default()
+        }
+    }
+
+    /// One candidate's looks: seconds on its own clock, what it finds, and whether it may take it. The other's clock is an
+    /// hour behind, which must not count.
+    #[test]
+    fn a_lease_is_taken_when_it_was_not_renewed_for_as_long_as_it_says() {
+        let cases: [(&str, &[(u64, Option<LeaseSpec>, bool)]); 7] = [
+            ("none yet", &[(0, None, true)]),
+            ("released", &[(0, Some(held("", 0)), true)]),
+            ("its own", &[(0, Some(held("me", 0)), true), (99, Some(held("me", 0)), true)]),
+            (
+                "renewed",
+                &[
+                    (0, Some(held("other", 0)), false),
+                    (8, Some(held("other", 8)), false),
+                    (17, Some(held("other", 8)), false),
+                ],
+            ),
+            (
+                "silent",
+                &[
+                    (0, Some(held("other", 0)), false),
+                    (10, Some(held("other", 0)), false),
+                    (11, Some(held("other", 0)), true),
+                ],
+            ),
+            (
+                "silent after a renewal",
+                &[
+                    (0, Some(held("other", 0)), false),
+                    (9, Some(held("other", 3)), false),
+                    (19, Some(held("other", 3)), false),
+                    (20, Some(held("other", 3)), true),
+                ],
+            ),
+            (
+                "a third one was faster",
+                &[
+                    (0, Some(held("other", 0)), false),
+                    (11, Some(held("third", 0)), false),
+                    (21, Some(held("third", 0)), false),
+                    (22, Some(held("third", 0)), true),
+                ],
+            ),
+        ];
+        let start = Instant::now();
+        for (case, looks) in cases {
+            let mut candidate = Candidate { identity: "me".to_owned(), seen: None };
+            for (second, spec, expected) in looks {
+                let may = candidate.may_take(spec.as_ref(), start + Duration::from_secs(*second));
+                assert_eq!(may, *expected, "{case}, second {second}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_holder_stops_before_another_may_begin() {
+        // It is sure for the last time when it has asked; the other counts from when it has seen the answer's time.
+        assert!(GIVE_UP_AFTER < Duration::from_secs(DURATION_S as u64));
+        assert!(RENEW_EVERY + RETRY_EVERY < GIVE_UP_AFTER, "one failed renewal is not the end");
+    }
+
+    #[test]
+    fn a_claim_counts_changes_of_the_holder_and_keeps_when_it_began() {
+        let candidate = Candidate { identity: "me".to_owned(), seen: None };
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let taken = candidate.claim(Some(&held("other", 0)), at(50));
+        assert_eq!((taken.holder_identity.as_deref(), taken.lease_transitions), (Some("me"), Some(5)));
+        assert_eq!(
+            (taken.acquire_time.clone(), taken.renew_time.clone()),
+            (Some(MicroTime(at(50))), Some(MicroTime(at(50))))
+        );
+        let renewed = candidate.claim(Some(&taken), at(53));
+        assert_eq!(renewed.lease_transitions, Some(5));
+        assert_eq!((renewed.acquire_time, renewed.renew_time), (Some(MicroTime(at(50))), Some(MicroTime(at(53)))));
+        assert_eq!(candidate.claim(None, at(1)).lease_transitions, Some(1));
     }
 }
