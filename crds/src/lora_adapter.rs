@@ -99,7 +99,8 @@ fn is_false(flag: &bool) -> bool {
 /// How near to the compute units an adapter stays.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Warmth {
-    /// A pod says that it is ready when the adapter has reached this tier, and keeps it there.
+    /// A pod says that it is ready when the adapter has reached this tier, and keeps it there. Pinned adapters may take half of
+    /// a pod's pages: where that does not suffice for `Device`, it is served from host memory, and the message of `Ready` says so.
     #[serde(default)]
     pub floor: WarmthFloor,
 }
@@ -318,7 +319,7 @@ pub struct PlacementStatus {
     pub last_error: Option<PlacementError>,
 }
 
-/// Why a pod does not hold it.
+/// Why a pod does not hold it; or, of one that does, why not as its floor asks.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacementError {
     /// The typed reason, for instance `DigestMismatch`.

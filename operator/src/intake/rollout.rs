@@ -294,8 +294,12 @@ fn ready(
         );
         return (not(&reason, message), false);
     }
-    let served = served(pools, desired).unwrap_or_default();
-    (Stated::new(ConditionType::Ready, ConditionStatus::True, Cause::Succeeded, format!("served by {served}")), false)
+    let mut message = format!("served by {}", served(pools, desired).unwrap_or_default());
+    // Not as the spec asks: a floor that a pod has no room for, for instance.
+    if let Some(pool) = serving().find(|pool| !pool.message.is_empty()) {
+        message = format!("{message}; {}", in_pool(pool));
+    }
+    (Stated::new(ConditionType::Ready, ConditionStatus::True, Cause::Succeeded, message), false)
 }
 
 fn in_pool(pool: &PoolPlacement) -> String {

@@ -77,7 +77,9 @@ fn placement(Holder { pod, holds }: &Holder<'_>, revision: &Revision) -> Placeme
         Answer::Report(_) => match holds.get(&(revision.name.as_str(), revision.digest)) {
             None => (false, None),
             Some(adapter) => {
-                let error = adapter.last_error.as_ref().filter(|_| adapter.state == AdapterState::Failed);
+                // What is ready may have one too: its floor was refused, or its source did not give it once more.
+                let tells = matches!(adapter.state, AdapterState::Failed | AdapterState::Ready);
+                let error = adapter.last_error.as_ref().filter(|_| tells);
                 let error = error.and_then(|error| last_error(&error.code, &error.message));
                 (adapter.state == AdapterState::Ready, error)
             }
@@ -99,8 +101,11 @@ fn reason(holders: &Holders<'_>, revisions: &[Revision], placements: &[Placement
         return Reasoned::new(Cause::Waiting, "");
     };
     let of_newest = || placements.iter().filter(|placement| placement.digest == newest);
-    let failed = of_newest().find_map(|placement| placement.last_error.as_ref().map(|error| (&placement.pod, error)));
-    if let Some((pod, error)) = failed {
+    let wrong = |ready: bool| {
+        let mut placements = of_newest().filter(move |placement| placement.ready == ready);
+        placements.find_map(|placement| placement.last_error.as_ref().map(|error| (&placement.pod, error)))
+    };
+    if let Some((pod, error)) = wrong(false) {
         let unreachable = error.code == Cause::PodUnreachable.to_string();
         let cause = if unreachable { Cause::PodUnreachable } else { Cause::LoadFailed };
         return Reasoned::new(cause, format!("pod {pod}: {}: {}", error.code, error.message));
@@ -111,5 +116,7 @@ fn reason(holders: &Holders<'_>, revisions: &[Revision], placements: &[Placement
     if holders.take_traffic() == 0 {
         return Reasoned::new(Cause::NoReadyPod, "no pod takes traffic yet");
     }
-    Reasoned::new(Cause::Succeeded, "")
+    // It is served, if not as the spec asks.
+    let but = wrong(true).map(|(pod, error)| format!("pod {pod}: {}: {}", error.code, error.message));
+    Reasoned::new(Cause::Succeeded, but.unwrap_or_default())
 }
