@@ -11,6 +11,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// Longest served name, in characters.
 pub const SERVED_NAME_LENGTH_MAX: usize = 128;
 
+/// Digits of a digest that may follow `@` in a `model`.
+pub const VERSION_DIGITS_MIN: usize = 12;
+pub const VERSION_DIGITS_MAX: usize = 64;
+
 /// Label of every object of a pool; its value is the pool's name.
 pub const POOL_LABEL: &str = "lorafleet.dev/pool";
 /// Kubernetes' recommended labels, as far as we set them.
@@ -55,6 +59,23 @@ pub fn engine_keys(pool: &str) -> String {
 /// The name that means one version and no other: `<name>@<digest12>`.
 pub fn versioned(name: &str, digest: &Digest) -> String {
     format!("{name}@{}", digest.short())
+}
+
+/// Name and version of a `model`: what stands before and after its last `@`.
+pub fn asked(model: &str) -> (&str, Option<&str>) {
+    match model.rsplit_once('@') {
+        Some((name, version)) => (name, Some(version)),
+        None => (model, None),
+    }
+}
+
+/// The first hex digits of the digest that a version asks for, with or without `sha256:` before them. `None` if they are
+/// too few, too many, or no lower-case hex digits.
+pub fn version_digits(version: &str) -> Option<&str> {
+    let digits = version.strip_prefix("sha256:").unwrap_or(version);
+    let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    let good = (VERSION_DIGITS_MIN..=VERSION_DIGITS_MAX).contains(&digits.len()) && digits.bytes().all(hex);
+    good.then_some(digits)
 }
 
 /// What clients put into `model`: letters, digits, `-`, `_` and `.`, beginning and ending with a letter or digit.
@@ -137,6 +158,20 @@ impl JsonSchema for AdapterName {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_version_is_the_beginning_of_a_digest() {
+        let whole = "0123456789ab".repeat(5) + "cdef";
+        assert_eq!(asked("team/support@0123"), ("team/support", Some("0123")));
+        assert_eq!((asked("a@b@c"), asked("a"), asked("@")), (("a@b", Some("c")), ("a", None), ("", Some(""))));
+        for good in ["0123456789ab", "0123456789abc", &whole] {
+            assert_eq!(version_digits(good), Some(good));
+            assert_eq!(version_digits(&format!("sha256:{good}")), Some(good));
+        }
+        for bad in ["", "0123456789a", "0123456789aB", "0123456789ag", "sha512:0123456789ab", &format!("{whole}0")] {
+            assert_eq!(version_digits(bad), None, "{bad}");
+        }
+    }
 
     #[test]
     fn a_name_is_a_name_and_nothing_else() {

@@ -243,3 +243,16 @@ pub struct ErrorBody {
     pub param: Option<String>,
     pub code: String,
 }
+
+/// OpenAI's `type` of an error with this HTTP status.
+pub fn error_type(status: u16) -> &'static str {
+    match status {
+        401 => "authentication_error",
+        403 => "permission_error",
+        404 => "not_found_error",
+        409 => "conflict_error",
+        429 => "rate_limit_error",
+        500.. => "server_error",
+        _ => "invalid_request_error",
+    }
+}

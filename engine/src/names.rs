@@ -3,13 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use lorafleet_artifact::Digest;
+use lorafleet_crds::names::{asked, version_digits, versioned};
 
 use crate::refusal::{Refusal, shown};
 
 /// Longest name in bytes: a namespace, a slash and an object name.
 pub const NAME_BYTES_MAX: usize = 320;
-/// Fewest hex digits after `@`.
-const DIGEST_DIGITS_MIN: usize = 12;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names {
@@ -32,7 +31,7 @@ impl Resolved {
     pub fn versioned(&self) -> Option<String> {
         match self {
             Self::Base => None,
-            Self::Adapter { name, digest } => Some(format!("{name}@{}", digest.short())),
+            Self::Adapter { name, digest } => Some(versioned(name, digest)),
         }
     }
 }
@@ -64,14 +63,13 @@ impl Names {
         if let Some(digest) = self.aliases.get(model) {
             return Ok(Resolved::Adapter { name: model.to_owned(), digest: *digest });
         }
-        let (name, prefix) = match model.rsplit_once('@') {
-            Some((name, prefix)) => (name, prefix.strip_prefix("sha256:").unwrap_or(prefix)),
-            None => (model, ""),
-        };
-        let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-        let readable = name == model || (prefix.len() >= DIGEST_DIGITS_MIN && prefix.bytes().all(hex));
-        let versions = self.versions.get(name).filter(|_| readable);
-        let mut fitting = versions.into_iter().flatten().filter(|digest| digest.hex().starts_with(prefix));
+        let (name, version) = asked(model);
+        // Without a version, any that there is; one that cannot be read is none that there is.
+        let digits = version.map_or(Some(""), version_digits);
+        let versions = digits.and_then(|digits| Some((digits, self.versions.get(name)?)));
+        let mut fitting = versions
+            .into_iter()
+            .flat_map(|(digits, versions)| versions.iter().filter(move |digest| digest.hex().starts_with(digits)));
         match (fitting.next(), fitting.next()) {
             (Some(digest), None) => Ok(Resolved::Adapter { name: name.to_owned(), digest: *digest }),
             (Some(first), Some(second)) => {
@@ -114,7 +112,7 @@ impl Names {
                 if self.aliases.get(name) == Some(digest) {
                     names.push(name.clone());
                 }
-                names.push(format!("{name}@{}", digest.short()));
+                names.push(versioned(name, digest));
             }
         }
         names

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use lorafleet_crds::wire::{ErrorBody, ErrorEnvelope};
+use lorafleet_crds::wire::{ErrorBody, ErrorEnvelope, error_type};
 
 /// A typed no: HTTP status, stable code, and a message that names the thing, the limit and both values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -44,15 +44,7 @@ impl Refusal {
 
     /// OpenAI's `type` for this status.
     pub fn kind(&self) -> &'static str {
-        match self.status {
-            401 => "authentication_error",
-            403 => "permission_error",
-            404 => "not_found_error",
-            409 => "conflict_error",
-            429 => "rate_limit_error",
-            500.. => "server_error",
-            _ => "invalid_request_error",
-        }
+        error_type(self.status)
     }
 
     pub fn body(&self) -> ErrorBody {

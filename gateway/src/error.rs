@@ -3,7 +3,7 @@
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
-use lorafleet_crds::wire::{ErrorBody, ErrorEnvelope};
+use lorafleet_crds::wire::{ErrorBody, ErrorEnvelope, error_type};
 
 use crate::body::BodyError;
 use crate::resolve::{ResolveError, Target};
@@ -107,18 +107,6 @@ impl Code {
         }
     }
 
-    /// OpenAI's `type` for the status.
-    fn kind(self) -> &'static str {
-        match self.status().as_u16() {
-            401 => "authentication_error",
-            404 => "not_found_error",
-            409 => "conflict_error",
-            429 => "rate_limit_error",
-            500.. => "server_error",
-            _ => "invalid_request_error",
-        }
-    }
-
     /// Seconds after which another attempt makes sense; `None` if the same request will fail again.
     fn retry_after_seconds(self) -> Option<u32> {
         match self {
@@ -145,7 +133,7 @@ impl Refusal {
     pub fn json(&self) -> Bytes {
         let error = ErrorBody {
             message: self.message.clone(),
-            kind: self.code.kind().to_owned(),
+            kind: error_type(self.code.status().as_u16()).to_owned(),
             param: self.param.map(str::to_owned),
             code: self.code.as_str().to_owned(),
         };

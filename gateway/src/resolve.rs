@@ -11,14 +11,13 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use lorafleet_artifact::Digest;
+use lorafleet_crds::names::{VERSION_DIGITS_MAX, VERSION_DIGITS_MIN, asked, version_digits};
 use lorafleet_crds::wire::AdapterState;
 
 use crate::view::{AdapterView, FleetView, Obstacle};
 
 /// Longest `model` that is looked at.
 pub const MODEL_BYTES_MAX: usize = 512;
-const PREFIX_DIGITS_MIN: usize = 12;
-const PREFIX_DIGITS_MAX: usize = 64;
 
 /// What a request shall run on.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,7 +60,7 @@ pub enum ResolveError {
     Unknown { model: String },
     #[error("'{name}' has no version whose digest starts with '{prefix}'")]
     UnknownVersion { name: String, prefix: String },
-    #[error("'{model}': a version is written as {PREFIX_DIGITS_MIN} to {PREFIX_DIGITS_MAX} lower-case hex digits")]
+    #[error("'{model}': a version is written as {VERSION_DIGITS_MIN} to {VERSION_DIGITS_MAX} lower-case hex digits")]
     BadVersion { model: String },
     #[error("'{name}@{prefix}' is ambiguous: it is the start of {}", listed(digests))]
     Ambiguous { name: String, prefix: String, digests: Vec<Digest> },
@@ -94,10 +93,7 @@ pub fn resolve(view: &FleetView, permitted: &Permitted, model: &str) -> Result<T
     if model.len() > MODEL_BYTES_MAX {
         return Err(unknown());
     }
-    let (asked_name, version) = match model.rsplit_once('@') {
-        Some((name, version)) => (name, Some(version)),
-        None => (model, None),
-    };
+    let (asked_name, version) = asked(model);
     let is_base = model.is_empty() || (asked_name == view.base && version.is_none());
     let name = if is_base { view.base.as_str() } else { view.canonical(asked_name) };
     if name.is_empty() || !permitted.allows(name) {
@@ -137,11 +133,9 @@ fn by_prefix(
     if object.is_none() && foreign_alias(view, name).is_none() {
         return Err(None);
     }
-    let prefix = version.strip_prefix("sha256:").unwrap_or(version);
-    let lower_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-    if !(PREFIX_DIGITS_MIN..=PREFIX_DIGITS_MAX).contains(&prefix.len()) || !prefix.bytes().all(lower_hex) {
+    let Some(prefix) = version_digits(version) else {
         return Err(Some(ResolveError::BadVersion { model: format!("{name}@{version}") }));
-    }
+    };
     let mut digests = versions(view, object, name);
     digests.retain(|digest| digest.hex().starts_with(prefix));
     match digests.pop_first() {
