@@ -74,7 +74,7 @@ pub enum Cause {
     BaseNotFound,
     /// The `BaseModel` has no digest yet.
     BaseNotReady,
-    /// Another, older object has the served name.
+    /// Another object is served under the name or, where none is, asked for it first; or it is the base's own.
     NameConflict,
     /// The policy wants `spec.digest`.
     DigestRequired,

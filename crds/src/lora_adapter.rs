@@ -161,7 +161,8 @@ pub struct LoraAdapterStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 128))]
     pub served_name: Option<String>,
-    /// The digest that the served name means now. Moves when every ready pod of every pool holds the candidate.
+    /// The digest that the served name means now. Moves when every pod that takes traffic holds the candidate, in every pool
+    /// that has such pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::schema::optional_digest")]
     pub current_revision: Option<Digest>,
