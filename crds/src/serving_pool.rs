@@ -75,7 +75,7 @@ fn one() -> u32 {
 }
 
 /// How the engine pods look.
-#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EngineTemplate {
     /// Default: the operator's `--engine-image`.
@@ -93,8 +93,14 @@ pub struct EngineTemplate {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub tolerations: Vec<Toleration>,
+    /// Of the engine's own variables it may set those that tune it: `LORAFLEET_LOG`, `LORAFLEET_THREADS`, and limits for which
+    /// `capacity` has no field. The operator says all others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    #[x_kube(
+        validation = Rule::new("self.all(e, !e.name.startsWith('LORAFLEET_') || e.name in ['LORAFLEET_LOG', 'LORAFLEET_THREADS', 'LORAFLEET_MAX_MODEL_TOKENS', 'LORAFLEET_MAX_QUEUED', 'LORAFLEET_STEP_MS_MAX', 'LORAFLEET_AGE_MS_MAX', 'LORAFLEET_DRAIN_SECONDS_MAX', 'LORAFLEET_MAX_CONNECTIONS', 'LORAFLEET_MAX_BODY_BYTES', 'LORAFLEET_HEAD_TIMEOUT_SECONDS', 'LORAFLEET_WRITE_TIMEOUT_SECONDS'])")
+            .message("env may not set this LORAFLEET_ variable: what an engine is, serves and may hold is said by the pool and its base")
+    )]
     pub env: Vec<EnvVar>,
     /// Identity of the engine pods, for sources without a credentials Secret. Default: the namespace's `default`, without a
     /// mounted token.
@@ -186,6 +192,16 @@ pub struct GatewayTemplate {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::schema::optional_resources")]
     pub resources: Option<ResourceRequirements>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 32))]
+    pub node_selector: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub tolerations: Vec<Toleration>,
+    /// Default: those of `engine`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 8))]
+    pub image_pull_secrets: Vec<LocalObjectReference>,
     #[serde(default)]
     pub service_type: GatewayServiceType,
     /// Secret with one entry per client, its value the JSON `{"key": "...", "models": ["smollm2", "support"]}`; a key has 8 to
@@ -201,6 +217,9 @@ impl Default for GatewayTemplate {
             replicas: one(),
             image: None,
             resources: None,
+            node_selector: BTreeMap::new(),
+            tolerations: Vec::new(),
+            image_pull_secrets: Vec::new(),
             service_type: GatewayServiceType::default(),
             api_keys_secret_ref: None,
         }

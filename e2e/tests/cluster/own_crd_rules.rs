@@ -47,7 +47,7 @@ fn check(kubectl: &Kubectl, manifest: &str, expected: &str) {
 }
 
 /// Kind, name, spec, and what the refusal says ("" when accepted). A later line may change an earlier object.
-const CASES: [(&str, &str, &str, &str); 40] = [
+const CASES: [(&str, &str, &str, &str); 42] = [
     (BASE, "base", "{source: {uri: 's3://models/m', endpoint: 'http://s3:9000'}}", ""),
     (BASE, "none", "{}", "spec.source: Required value"),
     (BASE, "scheme", "{source: {uri: 'ftp://models/m'}}", "spec.source.uri"),
@@ -156,6 +156,18 @@ const CASES: [(&str, &str, &str, &str); 40] = [
         "standstill-percent",
         "{baseModelRef: {name: base}, upgrade: {maxSurge: 0%, maxUnavailable: 0%}}",
         "no pod can ever be replaced",
+    ),
+    (
+        POOL,
+        "tuned",
+        "{baseModelRef: {name: base}, engine: {env: [{name: LORAFLEET_LOG, value: debug}, {name: A, value: b}]}}",
+        "",
+    ),
+    (
+        POOL,
+        "fenceless",
+        "{baseModelRef: {name: base}, engine: {env: [{name: A, value: b}, {name: LORAFLEET_MODEL_DIGEST, value: ''}]}}",
+        "env may not set this LORAFLEET_ variable",
     ),
     (POOL, "backend", "{baseModelRef: {name: base}, engine: {backend: tpu}}", "Unsupported value: \"tpu\""),
 ];

@@ -63,7 +63,13 @@ fn pod(pool: &ServingPool, account: String, defaults: &Defaults) -> PodSpec {
         volumes.push(secret("clients".to_owned(), &clients.name));
         mounts.push(mount("clients", CLIENTS_FOLDER, true));
     }
+    let template = &pool.spec.gateway;
+    // Both images usually come from one registry.
+    let pull_secrets = [&template.image_pull_secrets, &pool.spec.engine.image_pull_secrets];
     PodSpec {
+        node_selector: (!template.node_selector.is_empty()).then(|| template.node_selector.clone()),
+        tolerations: (!template.tolerations.is_empty()).then(|| template.tolerations.clone()),
+        image_pull_secrets: pull_secrets.into_iter().find(|secrets| !secrets.is_empty()).cloned(),
         service_account_name: Some(account),
         automount_service_account_token: Some(true),
         enable_service_links: Some(false),
