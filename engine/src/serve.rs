@@ -120,6 +120,9 @@ fn assemble(config: &Config, base: LoadedBase, keys: Keys) -> anyhow::Result<(Ar
     let budget = base.backend.page_budget();
     let limits = bounded(config, base.context, budget)?;
     tracing::info!(?limits, ?budget, managed = config.managed, "limits");
+    if let Some(warning) = small_host_cache(&limits, budget) {
+        tracing::warn!("{warning}");
+    }
     let meter = Arc::new(Meter::new()?);
     let loader = AdapterLoader::new(config, base.shape, base.digest, base.model, budget, meter.clone())?;
     let loader: Arc<dyn Load> = Arc::new(loader);
@@ -175,6 +178,17 @@ fn bounded(config: &Config, context: u32, budget: lorafleet_backend::batch::Page
     Ok(Limits { max_model_tokens: asked.min(held), ..config.limits.clone() })
 }
 
+/// Adapters that leave the device come back from host memory at once, from anywhere else after a fetch.
+fn small_host_cache(limits: &Limits, budget: lorafleet_backend::batch::PageBudget) -> Option<String> {
+    let share = u64::from(budget.pages / 2).saturating_mul(budget.page_bytes);
+    let host = limits.host_cache_bytes;
+    (host < share).then(|| {
+        format!(
+            "--host-cache is {host} bytes, less than the {share} that pinned adapters may take of --page-budget: what leaves the device may have to be fetched again"
+        )
+    })
+}
+
 /// Loads what the command line names, one after another, beside serving.
 fn load_first_adapters(app: &Arc<App>, adapters: Vec<(String, String)>) {
     if adapters.is_empty() {
@@ -218,5 +232,21 @@ impl Fetch for Fetcher {
             let send = move || drop(commands.send(Command::Fetched(wanted, result)));
             let _ = tokio::task::spawn_blocking(send).await;
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lorafleet_backend::batch::PageBudget;
+
+    use super::*;
+
+    #[test]
+    fn a_host_cache_below_the_adapters_share_of_the_pages_is_worth_a_word() {
+        let budget = PageBudget { page_bytes: 1000, pages: 100, page_tokens: 16 };
+        let said = |host_cache_bytes| small_host_cache(&Limits { host_cache_bytes, ..Limits::default() }, budget);
+        let warning = said(49_999).unwrap();
+        assert!(warning.contains("--host-cache is 49999 bytes, less than the 50000 "), "{warning}");
+        assert_eq!(said(50_000), None);
     }
 }
