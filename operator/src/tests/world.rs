@@ -55,7 +55,7 @@ pub(super) fn traits(digest: Digest) -> Traits {
     let rank = if byte.is_multiple_of(2) { 8 } else { 4 };
     Traits {
         ranks: BTreeMap::from([("q_proj".to_owned(), vec![rank])]),
-        base_digest: (byte % 3 > 0).then_some(BASES[0]),
+        base_digest: (!byte.is_multiple_of(3)).then_some(BASES[0]),
         weights_bytes: 9,
     }
 }
