@@ -196,23 +196,45 @@ template <class T, int D> DEVICE void attention(const Attention& P) {
   }
 }
 
-// One CTA to a tile and KV head: the parts of a sequence, in their order.
+// One CTA to a line: the parts of a sequence, in their order. Their weights are worked out once; then a thread for each dimension asks
+// for many parts at a time.
+constexpr int PARTS_MAX = 64;
+
 template <class T> DEVICE void attention_merge(const Attention& P) {
+  __shared__ float weights[PARTS_MAX];
   let_next_start();
   wait_for_previous();
   const Tile tile = P.tiles[blockIdx.x];
-  const u32 head = blockIdx.y, per = P.query_heads / P.kv.heads, dim = P.kv.head_dim;
-  for (u32 i = threadIdx.x; i < tile.tokens * per * dim; i += blockDim.x) {
-    const u32 line = i / dim, d = i % dim;
-    float most = -INFINITY, all = 0.f, value = 0.f;
-    for (u32 s = 0; s < P.splits; s++) most = fmaxf(most, part_of(P, blockIdx.x, head, s, dim)[LINES * dim + line * 2]);
-    for (u32 s = 0; s < P.splits; s++) {
-      const float* part = part_of(P, blockIdx.x, head, s, dim);
-      const float keep = __expf(part[LINES * dim + line * 2] - most);
-      all += keep * part[LINES * dim + line * 2 + 1];
-      value += keep * part[line * dim + d];
+  const u32 head = blockIdx.y, line = blockIdx.z, per = P.query_heads / P.kv.heads, dim = P.kv.head_dim;
+  if (line >= tile.tokens * per) return;
+  const float* first = part_of(P, blockIdx.x, head, 0, dim);
+  const u32 stride = LINES * (dim + 2);
+  if (threadIdx.x < 32) {
+    float top[PARTS_MAX / 32], sum[PARTS_MAX / 32], most = -INFINITY, all = 0.f;
+#pragma unroll
+    for (int i = 0; i < PARTS_MAX / 32; i++) {
+      const u32 s = threadIdx.x + i * 32;
+      top[i] = s < P.splits ? __ldcg(first + s * stride + LINES * dim + line * 2) : -INFINITY;
+      sum[i] = s < P.splits ? __ldcg(first + s * stride + LINES * dim + line * 2 + 1) : 0.f;
+      most = fmaxf(most, top[i]);
     }
-    P.y[((u64)(tile.row + line / per) * P.query_heads + head * per + line % per) * dim + d] = (u16)T::pack(value / all, 0.f);
+    most = warp_max(most);
+#pragma unroll
+    for (int i = 0; i < PARTS_MAX / 32; i++) {
+      top[i] = __expf(top[i] - most);
+      all += top[i] * sum[i];
+    }
+    all = warp_sum(all);
+#pragma unroll
+    for (int i = 0; i < PARTS_MAX / 32; i++) weights[threadIdx.x + i * 32] = top[i] / all;
+  }
+  __syncthreads();
+  for (u32 d = threadIdx.x; d < dim; d += blockDim.x) {
+    float value = 0.f;
+    const float* part = first + line * dim + d;
+#pragma unroll 16
+    for (u32 s = 0; s < P.splits; s++) value += weights[s] * __ldcg(part + s * stride);
+    P.y[((u64)(tile.row + line / per) * P.query_heads + head * per + line % per) * dim + d] = (u16)T::pack(value, 0.f);
   }
 }
 

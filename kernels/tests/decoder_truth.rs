@@ -390,6 +390,10 @@ fn attention_of_decode_and_chunks() {
             (96, 16, 1, 0, 30.0),
             (256, 8, 1, 33, 0.0),
             (128, 14, 2, 0, 0.0),
+            (64, 8, 2, 0, 50.0),
+            (128, 8, 4, 70, 5.0),
+            (256, 4, 2, 0, 20.0),
+            (80, 6, 2, 0, 1.0),
         ] {
             let heads = Heads { dim, query, kv, page_tokens: 32, window, cap };
             let batch = [(1usize, 1usize), (17, 1), (300, 1), (1500, 1), (50, 33), (16, 16), (129, 5)];
@@ -405,7 +409,13 @@ fn attention_of_decode_and_chunks() {
                     tile_count: count,
                     ..case.args
                 };
-                attention_launches(&case.args, element).unwrap().iter().for_each(|l| gpu.launch(l));
+                let n = (case.rows * query * dim) as usize * 2;
+                let [first, again] = [0; 2].map(|_| {
+                    gpu.fill(case.args.y, 0xff, n);
+                    attention_launches(&case.args, element).unwrap().iter().for_each(|l| gpu.launch(l));
+                    gpu.read(case.args.y, n)
+                });
+                assert!(first == again, "{bits:?} {heads:?}, {splits} parts: other bits");
                 case.check(&gpu, bits, round, most * 1.5, 1, &format!("attention {bits:?} {dim}, {splits} parts"));
             }
             gpu.free_all();
@@ -418,7 +428,7 @@ fn attention_of_decode_and_chunks() {
 fn attention_of_chunks_by_warpgroups() {
     let Some(gpu) = Gpu::open() else { return };
     if gpu.arch != Arch::Sm90a {
-        eprintln!("SKIPPED: {} has no image of attention_chunk_sm90a", gpu.name);
+        gpu::skipped(&format!("{} has no image of attention_chunk_sm90a", gpu.name));
         return;
     }
     for (bits, element, round, most) in KINDS {

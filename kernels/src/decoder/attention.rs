@@ -11,8 +11,10 @@ pub const HEAD_DIMS: [u32; 5] = [64, 80, 96, 128, 256];
 const WARPS: u32 = 4;
 /// Parts that a sequence is cut into, at most.
 const SPLITS_MAX: u32 = 64;
-/// Tokens of a part, at least: below that merging costs more than it gives.
-const PART_TOKENS: u32 = 128;
+/// Tokens of a part, at least: sixteen for each warp of a CTA.
+const PART_TOKENS: u32 = 64;
+/// CTAs that an SM holds, by their registers.
+const CTAS_PER_SM: u32 = 2;
 
 plain! {
     /// Tokens of one sequence that stand side by side in the batch.
@@ -58,8 +60,8 @@ pub enum AttentionError {
     Heads { query_heads: u32, kv_heads: u32 },
     #[error("pages hold {found} tokens, not a multiple of 16")]
     PageTokens { found: u32 },
-    #[error("a sequence cut into {found} parts; tiles of chunks take it whole")]
-    Splits { found: u32 },
+    #[error("a sequence cut into {found} parts; at most {most}")]
+    Splits { found: u32, most: u32 },
     #[error("{found} tiles; a launch takes {most}")]
     Tiles { found: u32, most: u32 },
     #[error("scale {found} is not above 0 and finite")]
@@ -84,9 +86,9 @@ pub fn cut_tiles(
     })
 }
 
-/// Parts that the longest sequence of a batch is cut into: enough to fill the device twice.
+/// Parts that the longest sequence of a batch is cut into: as many as run at the same time.
 pub fn attention_splits(tiles: u32, kv_heads: u32, longest: u32, sms: u32) -> u32 {
-    let wanted = (sms * 3).div_ceil((tiles * kv_heads).max(1));
+    let wanted = sms * CTAS_PER_SM / (tiles * kv_heads).max(1);
     wanted.clamp(1, (longest / PART_TOKENS).clamp(1, SPLITS_MAX))
 }
 
@@ -124,10 +126,13 @@ pub fn attention_launches(args: &AttentionArgs, element: Element) -> Result<Vec<
         Element::Bf16 => "attention_merge_bf16",
         Element::F16 => "attention_merge_f16",
     };
-    let launch = |function, splits, shared_bytes| Launch {
+    if args.splits > SPLITS_MAX {
+        return Err(AttentionError::Splits { found: args.splits, most: SPLITS_MAX });
+    }
+    let launch = |function, depth, shared_bytes| Launch {
         module: "attention",
         function,
-        grid: [args.tile_count, kv.heads, splits],
+        grid: [args.tile_count, kv.heads, depth],
         block: [WARPS * 32, 1, 1],
         shared_bytes,
         argument: args.to_bytes(),
@@ -135,7 +140,7 @@ pub fn attention_launches(args: &AttentionArgs, element: Element) -> Result<Vec<
     };
     let mut launches = vec![launch(names[index], args.splits, WARPS * LINES * (kv.head_dim + 2) * 4)];
     if args.splits > 1 {
-        launches.push(launch(merge, 1, 0));
+        launches.push(launch(merge, LINES, 0));
     }
     Ok(launches)
 }
@@ -181,7 +186,9 @@ mod tests {
 
     #[test]
     fn splits_fill_the_device() {
-        assert_eq!(attention_splits(1, 8, 8192, 132), 50);
+        assert_eq!(attention_splits(1, 8, 8192, 132), 33);
+        assert_eq!(attention_splits(16, 8, 4096, 132), 2);
+        assert_eq!(attention_splits(1, 8, 1024, 132), 16);
         assert_eq!(attention_splits(256, 8, 8192, 132), 1);
         assert_eq!(attention_splits(1, 8, 100, 132), 1);
     }

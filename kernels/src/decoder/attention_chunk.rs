@@ -22,7 +22,7 @@ pub fn longest_first(tiles: &mut [Tile]) {
 pub fn attention_chunk_launch(args: &AttentionArgs, element: Element) -> Result<Launch, AttentionError> {
     check_shape(args, &CHUNK_HEAD_DIMS)?;
     if args.splits != 1 {
-        return Err(AttentionError::Splits { found: args.splits });
+        return Err(AttentionError::Splits { found: args.splits, most: 1 });
     }
     if args.tile_count > TILES_MAX {
         return Err(AttentionError::Tiles { found: args.tile_count, most: TILES_MAX });
