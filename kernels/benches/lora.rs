@@ -6,6 +6,8 @@
 
 #[path = "lora/base.rs"]
 mod base;
+#[path = "lora/beside.rs"]
+mod beside;
 #[path = "../tests/gpu/mod.rs"]
 mod gpu;
 #[path = "lora/model.rs"]

@@ -4,6 +4,7 @@ use crate::decoder::attention::LINES;
 use crate::decoder::attention_chunk::{CHUNK_HEAD_DIMS, CHUNK_LINES};
 use crate::image::Arch;
 use crate::lora::decode::DECODE_CTAS_PER_SM;
+use crate::lora::plan::Group;
 
 /// How `plan_decode` divides the work.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -99,6 +100,8 @@ pub enum Schedule {
     Serial,
     /// Before it, into y; the GEMM adds (beta 1). Rows of the base have to be zeroed first.
     DeltaFirst,
+    /// In its sums, by our own GEMM: `plan_gemm`.
+    InGemm,
     /// Beside it on another stream, by so many CTAs, into a buffer that the next operation adds.
     SideStream { ctas: u32 },
     /// Beside it on SMs of its own, into such a buffer: the GEMM is told to leave so many SMs and is launched first, LoRA
@@ -106,7 +109,16 @@ pub enum Schedule {
     Beside { sms: u32 },
 }
 
-/// The fastest schedule of a batch as measured on an H200. `layer_bytes`: of the distinct adapters, in one layer.
+/// Up to this rank our own GEMM brings A in time.
+const IN_GEMM_RANK: u32 = 16;
+
+/// The fastest schedule of a prefill as measured on an H200, for the widest adapter's rank.
+pub fn prefill_schedule(arch: Arch, rank: u32, group: &Group) -> Schedule {
+    let fits = group.inputs.is_multiple_of(64) && group.outputs.iter().all(|n| n.is_multiple_of(256));
+    if arch == Arch::Sm90a && rank <= IN_GEMM_RANK && fits { Schedule::InGemm } else { Schedule::DeltaFirst }
+}
+
+/// The fastest schedule of a batch as measured on an H200; `prefill_schedule` knows a prefill better. `layer_bytes`: of the distinct adapters, in one layer.
 pub fn schedule(rows: u32, layer_bytes: u64, prefill: bool, sms: u32) -> Schedule {
     const MB: u64 = 1 << 20;
     match rows {
@@ -149,6 +161,16 @@ mod tests {
         assert_eq!(schedule(256, rank16(128), false, 132), Schedule::Beside { sms: 48 });
         assert_eq!(schedule(256, rank16(256), false, 132), Schedule::SideStream { ctas: 264 });
         assert_eq!(schedule(8192, rank16(16), true, 132), Schedule::DeltaFirst);
+    }
+
+    #[test]
+    fn a_prefill_goes_into_the_gemm_where_it_can() {
+        let schedule =
+            |arch, rank, inputs, output| prefill_schedule(arch, rank, &Group { inputs, outputs: vec![output] });
+        assert_eq!(schedule(Arch::Sm90a, 16, 4096, 1024), Schedule::InGemm);
+        assert_eq!(schedule(Arch::Sm90a, 17, 4096, 1024), Schedule::DeltaFirst);
+        assert_eq!(schedule(Arch::Sm90a, 16, 576, 192), Schedule::DeltaFirst);
+        assert_eq!(schedule(Arch::Sm80, 16, 4096, 1024), Schedule::DeltaFirst);
     }
 
     #[test]

@@ -6,7 +6,6 @@ use std::ops::Range;
 
 use cudarc::cublas::{result, sys};
 
-use lorafleet_kernels::image::Arch;
 use lorafleet_kernels::tuning::{DecodeTuning, decode_tuning};
 
 use super::gpu::Gpu;
@@ -16,10 +15,10 @@ const WORKSPACE: usize = 64 << 20;
 /// Layers of one graph.
 const LAYERS: u32 = 16;
 
-struct Base {
+pub struct Base {
     handle: sys::cublasHandle_t,
     /// By group; two sets, so that a layer's weights are never warm.
-    weights: Vec<[u64; 2]>,
+    pub weights: Vec<[u64; 2]>,
 }
 
 impl Base {
@@ -50,7 +49,7 @@ impl Base {
     }
 
     /// y = x W (beta 0), or y += x W (beta 1).
-    fn gemm(&self, model: &Model, batch: &Batch, group: usize, number: u32, beta: f32) {
+    pub fn gemm(&self, model: &Model, batch: &Batch, group: usize, number: u32, beta: f32) {
         let (shape, layer, one) = (&model.groups[group], number % model.layers, 1.0f32);
         let (m, n, k) = (batch.rows as i32, shape.outputs.iter().sum::<u32>() as i32, shape.inputs as i32);
         let (w, x, y) = (self.weights[group][number as usize % 2], batch.x(group, layer), batch.y(group, layer));
@@ -102,6 +101,9 @@ pub fn beside(gpu: &Gpu, model: &Model, batch: &mut Batch, name: &str) {
     let base = Base::new(gpu, model);
     base.gemm(model, batch, 0, 0, 0.0);
     gpu.sync();
+    if batch.prefill {
+        return super::beside::prefill(gpu, model, batch, &base, name);
+    }
     let lora = |batch: &Batch, stream, number, group, store| {
         for launch in batch.launches(model, group, number, store) {
             gpu.launch_on(stream, &launch, true);
@@ -122,71 +124,35 @@ pub fn beside(gpu: &Gpu, model: &Model, batch: &mut Batch, name: &str) {
         base.gemm(model, b, group, number, 1.0);
     });
     add("delta first", us);
-    if batch.prefill && gpu.arch == Arch::Sm90a {
-        for (what, us) in folded(gpu, model, batch, &base, name) {
-            add(what, us);
-        }
+    // Deltas overwrite y here; the next operation would read them from a buffer of its own.
+    for sms in [32, 64, 132] {
+        let tuning = decode_tuning(pieces, sms, false);
+        batch.set_tuning(gpu, model, DecodeTuning { grid: tuning.ctas, ..tuning });
+        let us = measure(gpu, batch, 0..4, &|b, number, group| {
+            gpu.fork(gpu.stream, gpu.side);
+            lora(b, gpu.side, number, group, 1);
+            base.gemm(model, b, group, number, 0.0);
+            gpu.fork(gpu.side, gpu.stream);
+        });
+        add(&format!("side stream of {}", tuning.ctas), us);
     }
-    if !batch.prefill {
-        // Deltas overwrite y here; the next operation would read them from a buffer of its own.
-        for sms in [32, 64, 132] {
-            let tuning = decode_tuning(pieces, sms, false);
-            batch.set_tuning(gpu, model, DecodeTuning { grid: tuning.ctas, ..tuning });
-            let us = measure(gpu, batch, 0..4, &|b, number, group| {
-                gpu.fork(gpu.stream, gpu.side);
-                lora(b, gpu.side, number, group, 1);
-                base.gemm(model, b, group, number, 0.0);
-                gpu.fork(gpu.side, gpu.stream);
-            });
-            add(&format!("side stream of {}", tuning.ctas), us);
+    let mut best = [(f64::INFINITY, 0); 4];
+    for sms in [16, 24, 32, 40, 48, 56, 64, 68, 76] {
+        if pieces > sms * 8 {
+            continue;
         }
-        let mut best = [(f64::INFINITY, 0); 4];
-        for sms in [16, 24, 32, 40, 48, 56, 64, 68, 76] {
-            if pieces > sms * 8 {
-                continue;
-            }
-            add(&format!("beside on {sms} SMs"), beside_on(gpu, model, batch, &base, [sms; 4], 0..4));
-            for (group, best) in best.iter_mut().enumerate() {
-                let us = beside_on(gpu, model, batch, &base, [sms; 4], group..group + 1);
-                if us < best.0 {
-                    *best = (us, sms);
-                }
+        add(&format!("beside on {sms} SMs"), beside_on(gpu, model, batch, &base, [sms; 4], 0..4));
+        for (group, best) in best.iter_mut().enumerate() {
+            let us = beside_on(gpu, model, batch, &base, [sms; 4], group..group + 1);
+            if us < best.0 {
+                *best = (us, sms);
             }
         }
-        let sms = best.map(|b| b.1);
-        add(&format!("beside on {sms:?} SMs"), beside_on(gpu, model, batch, &base, sms, 0..4));
     }
+    let sms = best.map(|b| b.1);
+    add(&format!("beside on {sms:?} SMs"), beside_on(gpu, model, batch, &base, sms, 0..4));
     batch.set_tuning(gpu, model, decode_tuning(pieces, gpu.sms, true));
     println!("{line}");
-}
-
-/// Our own GEMM: alone, and taking on what the shrink left; the shrink alone before cuBLAS. Prints both GEMMs by group.
-fn folded(gpu: &Gpu, model: &Model, batch: &mut Batch, base: &Base, name: &str) -> [(&'static str, f64); 3] {
-    let theirs = |b: &Batch, number: u32, group: usize| base.gemm(model, b, group, number, 0.0);
-    let ours = |b: &Batch, number: u32, group: usize, delta| {
-        let w = base.weights[group][number as usize % 2];
-        gpu.launch(&b.own_gemm(gpu, model, group, number, w, delta));
-    };
-    let shrink = |b: &Batch, number: u32, group: usize| gpu.launch(&b.launches(model, group, number, 0)[0]);
-    for group in 0..4 {
-        let us = measure(gpu, batch, group..group + 1, &theirs);
-        let own = measure(gpu, batch, group..group + 1, &|b, number, group| ours(b, number, group, false));
-        println!("{name}: group {group}: cuBLAS {us:.1} us, own GEMM {own:.1} us");
-    }
-    let alone = measure(gpu, batch, 0..4, &|b, number, group| ours(b, number, group, false));
-    let both = measure(gpu, batch, 0..4, &|b, number, group| {
-        shrink(b, number, group);
-        ours(b, number, group, true);
-    });
-    let beside = measure(gpu, batch, 0..4, &|b, number, group| {
-        shrink(b, number, group);
-        theirs(b, number, group);
-    });
-    [
-        ("own GEMM without LoRA", alone),
-        ("shrink, then own GEMM", both),
-        ("shrink, then cuBLAS without its delta", beside),
-    ]
 }
 
 /// Each group's LoRA on SMs of its own, which the GEMM leaves.

@@ -2,11 +2,12 @@
 
 use lorafleet_kernels::launch::{DevicePtr, Element, Launch};
 use lorafleet_kernels::lora::decode::{DecodeArgs, EXCHANGE_PARTS, Pool, decode_launch};
+use lorafleet_kernels::lora::gemm::{map_of_w, map_of_x, map_of_y};
 use lorafleet_kernels::lora::layout::{Layout, Projection, a_place, b_place};
 use lorafleet_kernels::lora::plan::{Block, Run};
 use lorafleet_kernels::lora::{
-    GemmArgs, Group, PIECE_ROWS, PrefillArgs, PrefillPlan, Segment, Tensor, gemm_launch, plan_decode, plan_prefill,
-    plan_prefill_as, prefill_launches, twin,
+    GemmArgs, GemmPlan, Group, PIECE_ROWS, PrefillArgs, PrefillPlan, Segment, Tensor, gemm_launch, plan_decode,
+    plan_gemm, plan_prefill, plan_prefill_as, prefill_launches, twin,
 };
 use lorafleet_kernels::plain::{Plain, bytes_of};
 use lorafleet_kernels::tuning::{DecodeTuning, Shrink, decode_tuning};
@@ -149,6 +150,8 @@ pub struct Batch {
     scratch: [DevicePtr; 3],
     step_ptr: DevicePtr,
     step: u32,
+    /// Where our own GEMM makes this batch: its plan, tiles, sums and counters by group.
+    gemms: Vec<Option<(GemmPlan, DevicePtr, DevicePtr, DevicePtr)>>,
 }
 
 impl Batch {
@@ -203,7 +206,16 @@ impl Batch {
             scratch: scratch.map(|bytes| gpu.upload(&vec![0; bytes as usize])),
             step_ptr: gpu.upload(&[0; 8]),
             step: 0,
+            gemms: Vec::new(),
         };
+        for group in &model.groups {
+            let plan = plan_gemm(&batch.segments, group).ok().filter(|_| prefill);
+            batch.gemms.push(plan.map(|plan| {
+                let [sums, zeros] = [plan.sums_bytes as usize, plan.counters as usize * 4];
+                let tiles = gpu.upload(&bytes_of(&plan.tiles));
+                (plan, tiles, gpu.alloc(sums), gpu.upload(&vec![0; zeros]))
+            }));
+        }
         batch.set_tuning(gpu, model, batch.tuning);
         batch
     }
@@ -251,25 +263,31 @@ impl Batch {
         self.scratch = wanted.map(|bytes| gpu.upload(&vec![0; bytes as usize]));
     }
 
-    /// The base product by our own GEMM, with the delta of what the shrink left or without.
+    /// The base product by our own GEMM, with the delta in it or without.
     pub fn own_gemm(&self, gpu: &Gpu, model: &Model, group: usize, number: u32, w: DevicePtr, delta: bool) -> Launch {
-        let (layer, shape, buffers) = (number % model.layers, &model.groups[group], &self.buffers[group]);
-        let plan = buffers.prefill.as_ref().unwrap();
-        let args = GemmArgs {
-            x: gpu.tensor_map(self.x(group, layer), Bits::Bf16, self.rows, shape.inputs),
-            w: gpu.tensor_map(w, Bits::Bf16, shape.outputs.iter().sum(), shape.inputs),
-            y: self.y(group, layer),
+        let (layer, shape) = (number % model.layers, &model.groups[group]);
+        let (plan, tiles, sums, counters) = self.gemms[group].as_ref().unwrap();
+        let (x, y, width) = (self.x(group, layer), self.y(group, layer), shape.outputs.iter().sum());
+        let mut args = GemmArgs {
+            x: gpu.tensor_map(x, Bits::Bf16, &map_of_x(self.rows, shape.inputs)),
+            w: gpu.tensor_map(w, Bits::Bf16, &map_of_w(width, shape.inputs)),
+            out: gpu.tensor_map(y, Bits::Bf16, &map_of_y(self.rows, width)),
+            y,
             pool: model.pool,
             tensors: model.table,
-            tiles: buffers.tiles,
-            v: self.scratch[0],
+            tiles: *tiles,
+            sums: *sums,
+            counters: *counters,
             projections: 7,
             projection: GROUPS[group].0,
             layers: model.layers,
             layer,
-            ..GemmArgs::of_plan(shape, plan, delta)
+            ..GemmArgs::of_plan(shape, plan)
         };
-        gemm_launch(&args, Element::Bf16, gpu.sms).unwrap().unwrap()
+        if !delta {
+            args.columns = 0;
+        }
+        gemm_launch(&args, Element::Bf16, gpu.sms).unwrap()
     }
 
     pub fn splits(&self) -> Vec<u32> {
@@ -390,11 +408,60 @@ impl Batch {
     }
 
     pub fn median(&mut self, gpu: &Gpu, graph: &super::gpu::Graph, layers: u32) -> f64 {
-        let mut times = Vec::new();
-        for round in 0..2 {
-            times = gpu.time(graph, if round == 0 { 3 } else { 21 }, || self.next_step(gpu));
+        self.medians(gpu, std::slice::from_ref(graph), 21, layers)[0]
+    }
+
+    /// The same of several graphs that take turns, in another order each time: what draws much power slows what comes behind.
+    pub fn medians(&mut self, gpu: &Gpu, graphs: &[super::gpu::Graph], rounds: usize, layers: u32) -> Vec<f64> {
+        let (mut times, mut random) = (vec![Vec::new(); graphs.len()], Random(rounds as u64));
+        for round in 0..rounds + 3 {
+            let mut order: Vec<usize> = (0..graphs.len()).collect();
+            random.shuffle(&mut order);
+            for at in order {
+                let us = gpu.time(&graphs[at], 1, || self.next_step(gpu));
+                if round >= 3 {
+                    times[at].extend(us);
+                }
+            }
         }
-        times.sort_by(f64::total_cmp);
-        times[times.len() / 2] / f64::from(layers)
+        let median = |mut t: Vec<f64>| {
+            t.sort_by(f64::total_cmp);
+            t[t.len() / 2] / f64::from(layers)
+        };
+        times.into_iter().map(median).collect()
+    }
+
+    /// Our own GEMM against y += x W^T by cuBLAS and the twin's delta: the worst of some rows, relative.
+    pub fn check_gemm(
+        &mut self,
+        gpu: &Gpu,
+        model: &Model,
+        weights: &[DevicePtr],
+        base: &dyn Fn(&Batch, usize, u32),
+    ) -> f64 {
+        let layer = model.layers - 1;
+        let mut worst: f64 = 0.0;
+        for (group, shape) in model.groups.iter().enumerate() {
+            let (inputs, width) = (shape.inputs as usize, shape.outputs.iter().sum::<u32>() as usize);
+            base(self, group, layer);
+            let expected = gpu.read(self.y(group, layer), self.buffers[group].y_bytes);
+            gpu.fill(self.y(group, layer), 0xff, self.buffers[group].y_bytes);
+            gpu.launch(&self.own_gemm(gpu, model, group, layer, weights[group], true));
+            let found = gpu.read(self.y(group, layer), self.buffers[group].y_bytes);
+            for segment in &self.segments {
+                let row = (segment.row0 + segment.rows / 2) as usize;
+                let x = words(&gpu.read(self.x(group, layer) + (row * inputs) as u64 * 2, inputs * 2));
+                let x: Vec<f64> = x.iter().map(|b| Bits::Bf16.value(*b)).collect();
+                let row_of = |bytes: &[u8]| -> Vec<f64> {
+                    words(&bytes[row * width * 2..][..width * 2]).iter().map(|b| Bits::Bf16.value(*b)).collect()
+                };
+                let delta = (0..shape.outputs.len() as u32)
+                    .flat_map(|p| twin::delta(&x, &model.weights(segment.slot, layer, GROUPS[group].0 + p)));
+                let both = row_of(&expected).into_iter().zip(delta).map(|(b, d)| b + d).collect::<Vec<_>>();
+                let error = twin::relative_error(row_of(&found), both);
+                worst = if error.is_nan() { f64::NAN } else { worst.max(error) };
+            }
+        }
+        worst
     }
 }

@@ -1,7 +1,7 @@
 //! y += scale (x A) B for a batch in which each row may have another adapter of another rank.
 //!
 //! The way: `layout` puts an adapter into pages; `plan` turns a step's segments into work lists; `decode` and `prefill`
-//! are the launches; `gemm` is a base product that takes a prefill's delta on; `embedding` is LoRA on the embedding; `merge` puts
+//! are the launches; `gemm` is a base product with a prefill's delta in its sums; `embedding` is LoRA on the embedding; `merge` puts
 //! an adapter into weights; `twin` is what they must compute.
 
 pub mod decode;
@@ -16,7 +16,7 @@ pub mod gemm;
 pub mod twin;
 
 pub use decode::{DecodeArgs, decode_launch};
-pub use gemm::{GemmArgs, gemm_launch};
+pub use gemm::{GemmArgs, GemmPlan, gemm_launch, plan_gemm};
 pub use layout::{Layout, LayoutError, Projection, RANK_MAX, Tensor};
 pub use plan::{DecodePlan, Group, PlanError, Segment, plan_decode};
 pub use prefill::{PrefillArgs, PrefillPlan, plan_prefill, plan_prefill_as, prefill_launches};

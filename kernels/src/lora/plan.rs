@@ -77,8 +77,8 @@ pub struct DecodePlan {
 pub enum PlanError {
     #[error("a group has {found} projections; it can have 1 to {SLICES}")]
     Slices { found: usize },
-    #[error("segment {segment} has rank {rank}, above {RANK_MAX}")]
-    Rank { segment: usize, rank: u32 },
+    #[error("segment {segment} has rank {rank}, above {most}")]
+    Rank { segment: usize, rank: u32, most: u32 },
     #[error("the batch has {found} pieces of {PIECE_ROWS} rows; at most {PIECES_MAX}")]
     Pieces { found: usize },
     #[error("the batch has {found} tiles of rows; at most {most}")]
@@ -142,7 +142,7 @@ fn cut_segments(segments: &[Segment], group: &Group) -> Result<Vec<Piece>, PlanE
     let mut pieces = Vec::new();
     for (index, segment) in segments.iter().enumerate() {
         if segment.rank > RANK_MAX {
-            return Err(PlanError::Rank { segment: index, rank: segment.rank });
+            return Err(PlanError::Rank { segment: index, rank: segment.rank, most: RANK_MAX });
         }
         if segment.rank == 0 || segment.rows == 0 {
             continue;

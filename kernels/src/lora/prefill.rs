@@ -101,7 +101,7 @@ pub fn plan_prefill_as(
     let (mut cut, mut slice_tiles) = (Vec::new(), 0);
     for (index, segment) in segments.iter().enumerate() {
         if segment.rank > RANK_MAX {
-            return Err(PlanError::Rank { segment: index, rank: segment.rank });
+            return Err(PlanError::Rank { segment: index, rank: segment.rank, most: RANK_MAX });
         }
         if segment.rank == 0 {
             continue;
