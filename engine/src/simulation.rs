@@ -347,7 +347,7 @@ fn limits() -> Limits {
 fn fuzz(seed: u64) -> [u64; 3] {
     let pages = 24 + (seed % 5) as u32 * 8;
     let mut world = World::new(seed, limits(), pages);
-    world.watched.faults.store(seed % 4 == 0, Ordering::Relaxed);
+    world.watched.faults.store(seed.is_multiple_of(4), Ordering::Relaxed);
     for _ in 0..600 {
         match world.random.below(12) {
             0..4 => world.random_request(),
