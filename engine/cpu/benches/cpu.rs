@@ -1,6 +1,6 @@
 //! Tokens per second of the CPU backend, as csv.
 //!
-//! `cargo bench --profile dev -p lorafleet-cpu --bench cpu -- MODEL [THREADS] [processor-time]`. Each figure is the
+//! `cargo bench --profile dev -p lorafleet-cpu --bench cpu -- MODEL [THREADS] [processor-time] [WORKLOAD]...`. Each figure is the
 //! best of some repetitions, since other processes can only make a run slower. With `processor-time` (one thread) the
 //! clock is the processor time of the thread, so that the figures hold on a machine that others use too. Adapters are
 //! random, on all seven projections. `llama_bench.py` runs the same workloads on llama.cpp.
@@ -50,7 +50,8 @@ fn main() {
         return;
     };
     let threads = arguments.next().map_or(2, |threads| threads.parse().expect("THREADS is a number"));
-    let processor = arguments.next().is_some_and(|argument| argument == "processor-time");
+    let (clocks, wanted): (Vec<String>, Vec<String>) = arguments.partition(|argument| argument == "processor-time");
+    let processor = !clocks.is_empty();
     assert!(!processor || threads == 1, "processor time is that of one thread");
     let clock = Clock { start: std::time::Instant::now(), processor };
     let start = clock.now();
@@ -58,27 +59,32 @@ fn main() {
     println!("workload,value,unit");
     println!("ready,{:.3},s", (clock.now() - start).as_secs_f64());
     println!("resident_after_load,{},MiB", resident_mib());
+    let report = |name: String, measure: &mut dyn FnMut() -> f64| {
+        if wanted.is_empty() || wanted.contains(&name) {
+            println!("{name},{:.1},tokens/s", measure());
+        }
+    };
     for batch in [1, 8, 32] {
-        report(&format!("decode_{batch}"), decode(clock, &mut runner, &vec![None; batch]));
+        report(format!("decode_{batch}"), &mut || decode(clock, &mut runner, &vec![None; batch]));
     }
-    report("prefill_512", prefill(clock, &mut runner, None));
+    report("prefill_512".into(), &mut || prefill(clock, &mut runner, None));
     let base = runner.model.shape().base();
     for rank in [8, 16] {
+        if !wanted.is_empty() && !wanted.iter().any(|name| name.ends_with(&format!("_r{rank}"))) {
+            continue;
+        }
         let adapters: Vec<ResidentId> = (0..8).map(|seed| runner.upload(&random_adapter(&base, rank, seed))).collect();
         let distinct: Vec<Option<ResidentId>> = adapters.iter().copied().map(Some).collect();
-        report(&format!("decode_1_r{rank}"), decode(clock, &mut runner, &distinct[..1]));
-        report(&format!("decode_8_same_r{rank}"), decode(clock, &mut runner, &[distinct[0]; 8]));
-        report(&format!("decode_8_distinct_r{rank}"), decode(clock, &mut runner, &distinct));
-        report(&format!("prefill_512_r{rank}"), prefill(clock, &mut runner, distinct[0]));
+        let (one, same) = (&distinct[..1], [distinct[0]; 8]);
+        report(format!("decode_1_r{rank}"), &mut || decode(clock, &mut runner, one));
+        report(format!("decode_8_same_r{rank}"), &mut || decode(clock, &mut runner, &same));
+        report(format!("decode_8_distinct_r{rank}"), &mut || decode(clock, &mut runner, &distinct));
+        report(format!("prefill_512_r{rank}"), &mut || prefill(clock, &mut runner, distinct[0]));
         for adapter in adapters {
             runner.drop_resident(adapter);
         }
     }
     println!("resident_at_end,{},MiB", resident_mib());
-}
-
-fn report(name: &str, tokens_per_second: f64) {
-    println!("{name},{tokens_per_second:.1},tokens/s");
 }
 
 fn without_logprobs() -> SampleSpec {
