@@ -388,6 +388,11 @@ impl State {
         for mut sequence in std::mem::take(&mut self.running) {
             sequence.computed += segments.get(&sequence.id).copied().unwrap_or(0);
             self.publish(&mut sequence);
+            if sampled.not_finite.contains(&sequence.id) {
+                sequence.send(Event::Failed(not_finite(&sequence)));
+                ended.push(sequence);
+                continue;
+            }
             let row = rows.remove(&sequence.id);
             let last = row.and_then(|row| {
                 let token = draw(&mut sequence, row, now);
@@ -481,6 +486,18 @@ impl State {
         let held_while_waiting = self.waiting.iter().find(|sequence| !sequence.pages.is_empty());
         held_while_waiting.map_or(Ok(()), |sequence| Err(format!("{:?} waits and holds pages", sequence.id)))
     }
+}
+
+fn not_finite(sequence: &Sequence) -> Refusal {
+    let whose = match sequence.owner {
+        KvOwner::Base => "the base".to_owned(),
+        KvOwner::Adapter(digest) => format!("adapter {digest}"),
+    };
+    let message = format!(
+        "after {} tokens the scores of the next one are not all finite numbers: the values of {whose} overflow",
+        sequence.computed
+    );
+    Refusal::new(500, "NotFinite", message)
 }
 
 fn draw(sequence: &mut Sequence, row: SampledRow, now: Instant) -> Drawn {

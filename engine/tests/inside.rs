@@ -23,6 +23,8 @@ enum Fault {
     Fail,
     /// Until the other end says so, or is gone.
     Hang(Receiver<()>),
+    /// No logit of any sequence is a number.
+    NotFinite,
 }
 
 /// The CPU backend, with one fault in its next step.
@@ -41,13 +43,18 @@ impl Backend for Faulty {
             Some(Fault::Panic) => panic!("broken on purpose"),
             Some(Fault::Fail) => return Err(BackendError::Failed("broken on purpose".into())),
             Some(Fault::Hang(until)) => drop(until.recv()),
+            Some(Fault::NotFinite) => self.fault = Some(Fault::NotFinite),
             None => {}
         }
         self.backend.submit(batch)
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<Sampled, BackendError> {
-        self.backend.wait(ticket)
+        let mut sampled = self.backend.wait(ticket)?;
+        if let Some(Fault::NotFinite) = self.fault.take() {
+            sampled.not_finite = sampled.rows.drain(..).map(|row| row.sequence).collect();
+        }
+        Ok(sampled)
     }
 }
 
@@ -124,6 +131,18 @@ async fn a_step_that_fails_ends_its_requests_and_nothing_else() {
     assert_eq!((status, reply["error"]["code"].as_str()), (500, Some("BackendFailed")), "{reply}");
     assert_eq!(engine.complete().await.0, 200);
     assert_eq!(engine.health().await.0, 200);
+    engine.process.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sequence_whose_numbers_overflow_ends_with_an_error_and_nothing_else_does() {
+    let engine = Engine::start(Some(Fault::NotFinite), |_| {}).await;
+    let (status, reply) = engine.complete().await;
+    assert_eq!((status, reply["error"]["code"].as_str()), (500, Some("NotFinite")), "{reply}");
+    let expected =
+        "after 2 tokens the scores of the next one are not all finite numbers: the values of the base overflow";
+    assert_eq!(reply["error"]["message"].as_str(), Some(expected));
+    assert_eq!(engine.complete().await.0, 200);
     engine.process.abort();
 }
 

@@ -107,6 +107,9 @@ pub struct Seen {
 #[derive(Clone, Debug, Default)]
 pub struct Sampled {
     pub rows: Vec<SampledRow>,
+    /// Sequences that have no row because their logits are not all finite, as where an adapter's products overflow. Others
+    /// of the same step are as they would be without them.
+    pub not_finite: Vec<SequenceId>,
     /// How much longer the step took because of its uploads.
     pub upload_time: Duration,
 }

@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::time::Instant;
 
-use lorafleet_backend::batch::{Batch, PageBudget, ResidentId, Sampled, SampledRow, Upload};
+use lorafleet_backend::batch::{Batch, PageBudget, ResidentId, Sampled, SampledRow, SequenceId, Upload};
 use lorafleet_backend::layout::Layout;
 use lorafleet_backend::model::{Model, Shape};
 use lorafleet_backend::{Backend, BackendError, Ticket};
@@ -180,18 +180,18 @@ impl CpuBackend {
             self.upload(upload, layout)?;
         }
         let upload_time = begun.elapsed();
-        let rows = self.compute(batch);
+        let sampled = self.compute(batch);
         if self.pool.poisoned() {
             return Err("a compute thread has panicked".into());
         }
-        Ok(Sampled { rows, upload_time })
+        Ok(Sampled { upload_time, ..sampled })
     }
 
     /// Computes the segments and draws the tokens that are asked for.
-    fn compute(&mut self, batch: &Batch) -> Vec<SampledRow> {
+    fn compute(&mut self, batch: &Batch) -> Sampled {
         let rows = Rows::of(batch, self.kernels.row_tiles);
         if rows.len() == 0 {
-            return Vec::new();
+            return Sampled::default();
         }
         Forward::run(Parts {
             kernels: self.kernels,
@@ -209,11 +209,11 @@ impl CpuBackend {
         self.draw(batch, &rows)
     }
 
-    fn draw(&mut self, batch: &Batch, rows: &Rows) -> Vec<SampledRow> {
+    fn draw(&mut self, batch: &Batch, rows: &Rows) -> Sampled {
         let (stride, vocabulary) = (logits_stride(&self.shape), self.shape.vocabulary);
         let sampled = &rows.sampled.rows;
         let logits = Shared::of(&mut self.scratch.logits);
-        let mut drawn: Vec<Option<SampledRow>> = vec![None; sampled.len()];
+        let mut drawn: Vec<Option<Result<SampledRow, SequenceId>>> = vec![None; sampled.len()];
         let out = Shared::of(&mut drawn);
         self.pool.run(sampled.len(), 1, &|item, _| {
             let segment = &batch.segments[sampled[item].1];
@@ -221,10 +221,20 @@ impl CpuBackend {
             // SAFETY: each item has its own row of logits and its own result.
             unsafe {
                 let logits = std::slice::from_raw_parts_mut(logits.get().add(item * stride), vocabulary);
-                *out.get().add(item) = Some(sample(segment.sequence, logits, spec));
+                // All of them are looked at: a loop that may stop early is not done in vectors.
+                let finite = logits.iter().fold(true, |finite, logit| finite & logit.is_finite());
+                let row = if finite { Ok(sample(segment.sequence, logits, spec)) } else { Err(segment.sequence) };
+                *out.get().add(item) = Some(row);
             }
         });
-        drawn.into_iter().flatten().collect()
+        let mut result = Sampled::default();
+        for row in drawn.into_iter().flatten() {
+            match row {
+                Ok(row) => result.rows.push(row),
+                Err(sequence) => result.not_finite.push(sequence),
+            }
+        }
+        result
     }
 }
 

@@ -3,9 +3,11 @@
 mod support;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use lorafleet_backend::batch::ResidentId;
-use support::{Answer, Generated, Job, Runner, cases_folder, json, load_adapter, served_cases};
+use lorafleet_artifact::ModuleKind;
+use lorafleet_backend::batch::{PageId, ResidentId, Segment, SequenceId};
+use support::{Answer, Generated, Job, Runner, cases_folder, greedy, json, load_adapter, served_cases};
 
 const PAGES: u64 = 8 << 20;
 
@@ -110,5 +112,46 @@ fn an_adapter_dropped_and_uploaded_again_answers_the_same() {
         let again: Vec<Job> =
             all.iter().map(|job| Job { adapter: job.adapter.map(|first| residents[&first]), ..job.clone() }).collect();
         assert!(world.runner.generate(&again, 16) == before, "{pages_per_step} pages in a step");
+    }
+}
+
+/// One sequence of twenty tokens for each adapter, in one step: token and log-probability of each that has one.
+fn first_tokens(runner: &mut Runner, adapters: &[Option<ResidentId>]) -> Vec<Option<(u32, u32)>> {
+    let tables: Vec<Vec<PageId>> = adapters.iter().map(|_| runner.take(2)).collect();
+    let segment = |(index, adapter): (usize, &Option<ResidentId>)| Segment {
+        sequence: SequenceId(index as u64),
+        adapter: *adapter,
+        tokens: (3..23).collect(),
+        position: 0,
+        pages: tables[index].clone(),
+        sample: Some(greedy()),
+    };
+    let rows = runner.step(adapters.iter().enumerate().map(segment).collect());
+    tables.into_iter().for_each(|table| runner.give(table));
+    let row = |index: usize| rows.iter().find(|row| row.sequence == SequenceId(index as u64));
+    (0..adapters.len()).map(|index| row(index).map(|row| (row.token, row.logprob.to_bits()))).collect()
+}
+
+#[test]
+fn an_adapter_whose_products_overflow_gets_no_token_and_spoils_no_other_row() {
+    let mut runner = Runner::new(&cases_folder().join("base"), 16 << 20, 2);
+    let shape = runner.model.shape().base();
+    let load = || load_adapter(&cases_folder().join("r1-all"), &shape);
+    let good = Some(runner.upload(&load()));
+    let expected = first_tokens(&mut runner, &[None, good]);
+    assert!(expected.iter().all(Option::is_some));
+    // Everywhere, and where an infinity could be lost: keys alone, whose scores go through an exponential.
+    for kinds in [&ModuleKind::LAYER[..], &[ModuleKind::K]] {
+        let mut adapter = Arc::into_inner(load()).unwrap();
+        for module in adapter.fitted.modules.iter_mut().filter(|module| kinds.contains(&module.module.kind)) {
+            module.scale = 1e39;
+        }
+        let bad = runner.upload(&Arc::new(adapter));
+        let found = first_tokens(&mut runner, &[None, good, Some(bad)]);
+        assert_eq!(found, [expected[0], expected[1], None], "{kinds:?}");
+        // The pages that the spoilt sequence had come first.
+        let found = first_tokens(&mut runner, &[good, good, None]);
+        assert_eq!(found, [expected[1], expected[1], expected[0]], "{kinds:?}");
+        runner.drop_resident(bad);
     }
 }

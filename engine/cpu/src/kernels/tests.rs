@@ -371,3 +371,42 @@ fn norm_gate_and_rotation_are_right() {
         assert_close(&rotated, &expected, "rotate");
     }
 }
+
+#[test]
+fn what_has_overflowed_does_not_look_well_again() {
+    for kernels in Kernels::all_here() {
+        let mut gate = [0.0f32; LANES];
+        gate[..6].copy_from_slice(&[f32::NAN, f32::NEG_INFINITY, f32::INFINITY, -1e38, 1e38, -100.0]);
+        let up = [1.0f32; LANES];
+        let item = GateItem { gate: gate.as_mut_ptr(), up: up.as_ptr(), n: LANES };
+        // SAFETY: both hold one vector.
+        unsafe { (kernels.gate)(&item) };
+        // As in f32 by the formula: minus infinity times zero is none, a large negative number times zero is zero.
+        assert!(gate[0].is_nan() && gate[1].is_nan(), "{}: {gate:?}", kernels.name);
+        assert_eq!(gate[2..5], [f32::INFINITY, 0.0, 1e38], "{}", kernels.name);
+        assert!(gate[5] <= 0.0 && gate[5] > -1e-36, "{}: {gate:?}", kernels.name);
+
+        // The second of three keys is none: whoever sees it gets none, and the first token does not see it.
+        let (head_dim, mut group) = (16, vec![0.5f32; 2 * 16 * LANES]);
+        (0..head_dim).for_each(|d| group[d * LANES + 1] = f32::NAN);
+        let (q, mut out) = (vec![1.0; head_dim], vec![0.0; 2 * head_dim]);
+        let outs = out.chunks_exact_mut(head_dim).zip([0, 2]);
+        let queries: Vec<Query> =
+            outs.map(|(out, position)| Query { q: q.as_ptr(), out: out.as_mut_ptr(), position }).collect();
+        let mut scores = [0.0; 2 * LANES];
+        let item = AttentionItem {
+            queries: &queries,
+            head_dim,
+            scale: 1.0,
+            groups: &[GroupPtr(group.as_mut_ptr())],
+            offset: 0,
+            values: head_dim * LANES,
+            scores: scores.as_mut_ptr(),
+            scores_stride: LANES,
+        };
+        // SAFETY: all buffers are as large as the item says.
+        unsafe { (kernels.attention)(&item) };
+        assert_eq!(out[..head_dim], [0.5; 16], "{}", kernels.name);
+        assert!(out[head_dim..].iter().all(|value| value.is_nan()), "{}: {out:?}", kernels.name);
+    }
+}
