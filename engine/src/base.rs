@@ -59,9 +59,7 @@ pub async fn load(config: &Config) -> anyhow::Result<LoadedBase> {
 /// Brings the model's files onto the disk, unless they are there.
 async fn bring(config: &Config) -> anyhow::Result<LocalBase> {
     let model = &config.model;
-    let Some((folder, _)) = &config.disk_cache else {
-        bail!("--disk-cache: the model '{model}' needs a folder to be brought to");
-    };
+    let (folder, _) = config.disk_cache.as_ref().context("--disk-cache: a model that is fetched needs a folder")?;
     let begun = Instant::now();
     let sources = Sources::new(config.sources.iter().cloned(), ReadLimits::default());
     let (uri, cache) = (model.parse()?, folder.join("models"));

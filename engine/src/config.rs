@@ -6,20 +6,21 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use lorafleet_artifact::{Digest, SourceUri};
+use lorafleet_artifact::{Digest, Scheme, SourceUri};
 use lorafleet_source::{Access, AccessConfig};
 use serde::Deserialize;
 
 use crate::limits::Limits;
+use crate::names::check_name;
 
-/// Longest time that a client may be waited for.
-const TIMEOUT_MAX: Duration = Duration::from_secs(86_400);
+/// A cache that holds no adapter is a mistake in the unit.
+const DISK_CACHE_BYTES_MIN: u64 = 65_536;
 
 /// Every flag of `serve`. A flag goes before its environment variable, that before the file.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Flags {
-    /// Base model: a folder with config.json and safetensors, a GGUF file, or a URI within a `[[source]]` of the file.
+    /// Base model: a folder with config.json and safetensors, a GGUF file, or an s3:// URI of either (with --disk-cache).
     #[arg(long, env = "LORAFLEET_MODEL")]
     pub model: Option<String>,
     /// Digest that the model must have; with another one the process does not start.
@@ -52,7 +53,10 @@ pub struct Flags {
     /// File with the keys of clients, one a line; without one, everybody may ask.
     #[arg(long, env = "LORAFLEET_API_KEY_FILE")]
     pub api_key_file: Option<PathBuf>,
-    /// TOML file with any of these flags (underscores for hyphens) and `[[source]]` entries.
+    /// TOML file with any of these flags (underscores for hyphens). Stores that need more than AWS's own variables
+    /// (AWS_ENDPOINT_URL_S3, AWS_REGION, AWS_ACCESS_KEY_ID, ...) stand there as `[[source]]` entries with the keys prefix
+    /// ("s3://bucket/path"), endpoint ("https://host:port"), region and credentials_dir (a folder with the files
+    /// access-key-id, secret-access-key and perhaps session-token).
     #[arg(long, env = "LORAFLEET_CONFIG")]
     #[serde(skip)]
     pub config: Option<PathBuf>,
@@ -68,8 +72,8 @@ pub struct Flags {
     /// Tokens of one step, prompts and answers together [default: 256, or --max-sequences if that is more].
     #[arg(long, env = "LORAFLEET_MAX_STEP_TOKENS")]
     pub max_step_tokens: Option<u32>,
-    /// Time between two tokens, in milliseconds, about which answers are kept while prompts are taken in beside them
-    /// [default: 250].
+    /// Milliseconds that a step takes about at most: the time between two tokens of an answer while prompts are taken in
+    /// beside it [default: 250].
     #[arg(long, env = "LORAFLEET_STEP_MS_MAX")]
     pub step_ms_max: Option<u64>,
     /// Prompt and answer of one sequence [default: the model's context, or what the pages hold if that is less].
@@ -217,6 +221,10 @@ impl Flags {
         if self.backend == Some(BackendKind::Cuda) {
             return Err(flag("backend", "cuda is not part of this build"));
         }
+        let fetched = model.contains("://").then_some(model.as_str()).filter(|model| !model.starts_with("file://"));
+        if let Some(model) = fetched {
+            check_fetched(model, self.disk_cache.is_some())?;
+        }
         let limits = self.limits(memory_bytes)?;
         let adapters = self.adapters()?;
         let last = model.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
@@ -225,7 +233,7 @@ impl Flags {
             served_model_name: self.served_model_name.clone().unwrap_or(name),
             listen: self.listen.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 8000))),
             managed: self.managed.unwrap_or(false),
-            sources: self.sources(&adapters)?,
+            sources: self.sources(&adapters, fetched)?,
             adapters,
             model,
             model_digest: self.model_digest,
@@ -261,22 +269,7 @@ impl Flags {
             drain_max: self.drain_seconds_max.map_or(base.drain_max, Duration::from_secs),
             ..base
         };
-        let positive = [
-            ("max-adapters-per-batch", limits.max_adapters_per_batch),
-            ("max-rank", limits.max_rank),
-            ("max-step-tokens", limits.max_step_tokens),
-            ("max-sequences", limits.max_sequences),
-            ("max-queued", limits.max_queued),
-            ("max-connections", self.max_connections.unwrap_or(1)),
-            ("max-body-bytes", self.max_body_bytes.unwrap_or(1)),
-        ];
-        if let Some((name, _)) = positive.into_iter().find(|(_, value)| *value == 0) {
-            return Err(flag(name, "must be at least 1"));
-        }
-        let times = [("head-timeout-seconds", limits.head_time_max), ("write-timeout-seconds", limits.write_time_max)];
-        if let Some((name, time)) = times.into_iter().find(|(_, time)| time.is_zero() || *time > TIMEOUT_MAX) {
-            return Err(flag(name, format!("is {}: 1 to {} are possible", time.as_secs(), TIMEOUT_MAX.as_secs())));
-        }
+        self.check_ranges()?;
         let (body, bodies) = (limits.max_body_bytes, limits.bodies_bytes);
         if body > bodies {
             return Err(flag("max-body-bytes", format!("is {body}, all bodies together may have {bodies}")));
@@ -288,6 +281,37 @@ impl Flags {
             return Err(flag("max-step-tokens", why));
         }
         Ok(limits)
+    }
+
+    /// A number that makes no sense is refused at the start, and not found out by whoever waits for an answer.
+    fn check_ranges(&self) -> Result<(), ConfigError> {
+        let number = |given: Option<u32>| given.map(u64::from);
+        let ranges = [
+            ("max-adapters-per-batch", number(self.max_adapters_per_batch), 1..=65_536),
+            ("max-rank", number(self.max_rank), 1..=65_536),
+            ("max-sequences", number(self.max_sequences), 1..=65_536),
+            ("max-step-tokens", number(self.max_step_tokens), 1..=1 << 20),
+            ("max-model-tokens", number(self.max_model_tokens), 2..=1 << 26),
+            ("max-queued", number(self.max_queued), 1..=1 << 20),
+            ("max-connections", number(self.max_connections), 1..=1 << 20),
+            ("max-body-bytes", number(self.max_body_bytes), 1..=1 << 30),
+            ("page-budget", self.page_budget, 1..=1 << 46),
+            ("host-cache", self.host_cache, 1..=1 << 46),
+            ("step-ms-max", self.step_ms_max, 1..=60_000),
+            ("age-ms-max", self.age_ms_max, 1..=3_600_000),
+            ("drain-seconds-max", self.drain_seconds_max, 0..=86_400),
+            ("head-timeout-seconds", self.head_timeout_seconds, 1..=86_400),
+            ("write-timeout-seconds", self.write_timeout_seconds, 1..=86_400),
+        ];
+        for (name, given, range) in ranges {
+            if let Some(given) = given.filter(|given| !range.contains(given)) {
+                return Err(flag(name, format!("is {given}: {} to {} are possible", range.start(), range.end())));
+            }
+        }
+        if let Some(name) = &self.served_model_name {
+            check_name("served_model_name", name).map_err(|refusal| flag("served-model-name", refusal.message))?;
+        }
+        Ok(())
     }
 
     fn adapters(&self) -> Result<Vec<(String, String)>, ConfigError> {
@@ -309,6 +333,10 @@ impl Flags {
             found.sort();
             adapters.extend(found);
         }
+        let mut names = std::collections::BTreeSet::new();
+        if let Some((name, _)) = adapters.iter().find(|(name, _)| !names.insert(name)) {
+            return Err(flag("adapter", format!("the name '{name}' is given twice")));
+        }
         if self.managed == Some(true) && !adapters.is_empty() {
             return Err(flag("adapter", "a managed engine gets its adapters from its placement"));
         }
@@ -316,7 +344,7 @@ impl Flags {
     }
 
     /// The allow-list; what the command line itself names is allowed.
-    fn sources(&self, adapters: &[(String, String)]) -> Result<Vec<Access>, ConfigError> {
+    fn sources(&self, adapters: &[(String, String)], model: Option<&str>) -> Result<Vec<Access>, ConfigError> {
         let mut sources = Vec::new();
         for entry in &self.source {
             let access = Access::try_from(entry.clone());
@@ -325,8 +353,13 @@ impl Flags {
         for prefix in &self.allowed_source {
             sources.push(Access::ambient(uri("allowed-source", prefix)?));
         }
-        for (_, source) in adapters {
-            sources.push(Access::ambient(uri("adapter", source)?));
+        let adapters = adapters.iter().map(|(_, source)| uri("adapter", source));
+        for named in adapters.chain(model.map(|model| uri("model", model))) {
+            let named = named?;
+            // What a `[[source]]` says about the way there goes before the surroundings.
+            if named.longest_prefix(sources.iter().map(|source| &source.prefix)).is_none() {
+                sources.push(Access::ambient(named));
+            }
         }
         Ok(sources)
     }
@@ -338,6 +371,22 @@ fn flag(flag: &'static str, why: impl Into<String>) -> ConfigError {
 
 fn uri(name: &'static str, text: &str) -> Result<SourceUri, ConfigError> {
     text.parse().map_err(|refusal: lorafleet_artifact::Refusal| flag(name, refusal.message))
+}
+
+/// A model that is not a path: what can be brought from there, and where to.
+fn check_fetched(model: &str, has_folder: bool) -> Result<(), ConfigError> {
+    let scheme = model.split_once("://").map_or("", |(scheme, _)| scheme);
+    if uri("model", model)?.scheme() != Scheme::S3 {
+        let why = format!(
+            "'{model}': nothing here reads {scheme}://; a model is a folder, a GGUF file or an s3:// URI: bring its files \
+             there first"
+        );
+        return Err(flag("model", why));
+    }
+    if !has_folder {
+        return Err(flag("disk-cache", format!("DIR,BYTES is needed: the model '{model}' is brought to it")));
+    }
+    Ok(())
 }
 
 /// On the command line a path may be relative.
@@ -353,7 +402,13 @@ fn disk_cache(text: &str) -> Result<(PathBuf, u64), ConfigError> {
     let wrong = || flag("disk-cache", format!("'{text}' is not DIR,BYTES"));
     let (folder, bytes) = text.rsplit_once(',').ok_or_else(wrong)?;
     let bytes = bytes.trim().parse().map_err(|_| wrong())?;
-    if folder.is_empty() { Err(wrong()) } else { Ok((PathBuf::from(folder), bytes)) }
+    if folder.is_empty() {
+        return Err(wrong());
+    }
+    if bytes < DISK_CACHE_BYTES_MIN {
+        return Err(flag("disk-cache", format!("is {bytes} bytes: {DISK_CACHE_BYTES_MIN} is the least")));
+    }
+    Ok((PathBuf::from(folder), bytes))
 }
 
 /// Memory that this process may use: the machine's, or less if its control group says so.
@@ -424,10 +479,22 @@ mod tests {
     }
 
     #[test]
+    fn the_example_of_the_manual_is_understood() {
+        let manual = include_str!("../../docs/OPERATIONS.md");
+        let example = manual.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+        check(
+            example,
+            Ok(
+                "smollm2 0.0.0.0:8000 pages=256 host=128 sequences=32 tokens=256 sources=s3://models s3://adapters file:///srv/adapters",
+            ),
+        );
+    }
+
+    #[test]
     fn the_file_holds_every_flag_and_limits_follow_the_machine() {
         check("", Ok("tiny 127.0.0.1:8000 pages=256 host=128 sequences=32 tokens=256 sources="));
         check(
-            "model = \"s3://models/smollm2\"\nlisten = \"0.0.0.0:9\"\npage_budget = 1048576\nmax_step_tokens = 64\n\
+            "model = \"s3://models/smollm2\"\ndisk_cache = \"/c,100000\"\nlisten = \"0.0.0.0:9\"\npage_budget = 1048576\nmax_step_tokens = 64\n\
              [[source]]\nprefix = \"s3://models/\"\nendpoint = \"http://s3:9000\"",
             Ok("smollm2 0.0.0.0:9 pages=1 host=128 sequences=32 tokens=64 sources=s3://models"),
         );
@@ -442,13 +509,26 @@ mod tests {
         check("max_sequences = 512", Ok(&derived(512, 512)));
         check("max_step_tokens = 8", Ok(&derived(8, 8)));
         check("max_step_tokens = 8\nmax_sequences = 9", Err("less than the 9 of --max-sequences"));
-        check("max_step_tokens = 0", Err("--max-step-tokens: must be at least 1"));
-        check("max_sequences = 0", Err("--max-sequences: must be at least 1"));
-        check("max_connections = 0", Err("--max-connections: must be at least 1"));
+        check("max_step_tokens = 0", Err("--max-step-tokens: is 0: 1 to 1048576 are possible"));
+        check("max_sequences = 0", Err("--max-sequences: is 0: 1 to 65536 are possible"));
+        check("max_connections = 0", Err("--max-connections: is 0: 1 to 1048576 are possible"));
         check("head_timeout_seconds = 0", Err("--head-timeout-seconds: is 0: 1 to 86400 are possible"));
+        check("host_cache = 0", Err("--host-cache: is 0: 1 to"));
+        check("max_rank = 100000", Err("--max-rank: is 100000: 1 to 65536 are possible"));
+        check("age_ms_max = 0", Err("--age-ms-max: is 0: 1 to 3600000"));
+        check("served_model_name = \"a@b\"", Err("--served-model-name: the name 'a@b' holds '@'"));
+        check("disk_cache = \"/x,10\"", Err("--disk-cache: is 10 bytes: 65536 is the least"));
         check("max_body_bytes = 50000000", Err("--max-body-bytes: is 50000000, all bodies together may have 33554432"));
         check("max_sequence = 1", Err("unknown field"));
         check("adapter = [\"a\"]", Err("'a' is not NAME=URI"));
+        check("model = \"hf://org/model\"", Err("--model: 'hf://org/model': nothing here reads hf://"));
+        check("model = \"s3://b/m\"", Err("--disk-cache: DIR,BYTES is needed: the model 's3://b/m'"));
+        check("adapter = [\"a=/b\", \"a=/c\"]", Err("--adapter: the name 'a' is given twice"));
+        check(
+            "model = \"s3://m/x\"\ndisk_cache = \"/c,100000\"\nadapter = [\"a=s3://s/1\", \"b=s3://t/2\"]\n\
+             [[source]]\nprefix = \"s3://s\"\nendpoint = \"http://s3:9000\"",
+            Ok("x 127.0.0.1:8000 pages=256 host=128 sequences=32 tokens=256 sources=s3://s s3://t/2 s3://m/x"),
+        );
         check("disk_cache = \"/x\"", Err("'/x' is not DIR,BYTES"));
         check("backend = \"cuda\"", Err("cuda is not part of this build"));
         check("allowed_source = [\"/a/../b\"]", Err("--allowed-source"));

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lorafleet_artifact::{Claims, Digest};
 use lorafleet_crds::wire::{Budgets, Floor, LoadReply, LoadRequest, PlacedAdapter, Placement, Role, Tier};
@@ -188,7 +188,20 @@ impl Fleet {
         let turn = self.turn(&request.lora_name);
         let result = {
             let _held = turn.lock().await;
-            self.load_in_turn(&request).await
+            let begun = Instant::now();
+            let result = self.load_in_turn(&request).await;
+            let (name, source) = (shown(&request.lora_name), shown(&request.lora_path));
+            let milliseconds = begun.elapsed().as_millis() as u64;
+            match &result {
+                Ok(LoadReply { digest, bytes, rank, .. }) => {
+                    tracing::info!(name, %digest, bytes, rank, source, milliseconds, "adapter loaded");
+                }
+                Err(refusal) => {
+                    let Refusal { code, message, .. } = refusal;
+                    tracing::warn!(name, code = &**code, message, source, milliseconds, "adapter not loaded");
+                }
+            }
+            result
         };
         drop(turn);
         self.turns.lock().unwrap_or_else(PoisonError::into_inner).retain(|_, turn| Arc::strong_count(turn) > 1);
@@ -227,6 +240,7 @@ impl Fleet {
         let loaded = self.loader.load(request.lora_path.clone(), claims).await?;
         let digest = loaded.adapter.digest;
         let enrolment = Enrolment {
+            name: name.clone(),
             digest,
             source: request.lora_path.clone(),
             pinned: request.pinned,
@@ -281,6 +295,9 @@ impl Fleet {
         let retire = self.unnamed(&mut next, digests.clone());
         self.engine.send(Command::Change { enrol: Vec::new(), retire })?;
         *catalog = next;
+        for digest in &digests {
+            tracing::info!(name = shown(name), %digest, "adapter unloaded");
+        }
         Ok(digests)
     }
 
@@ -331,6 +348,8 @@ impl Fleet {
         }
         check_placement(&placement, catalog.names.base(), self.engine.limits.max_adapters as usize)?;
         self.put_in_force(&mut catalog, &placement)?;
+        let (generation, adapters) = (placement.generation, placement.adapters.len());
+        tracing::info!(generation, revision = placement.revision, adapters, "placement accepted");
         catalog.placement = Some(placement.clone());
         drop(catalog);
         self.keep(&placement);
@@ -423,6 +442,7 @@ impl From<&PlacedAdapter> for Placed {
             name: adapter.name.clone(),
             namespace: adapter.namespace.clone(),
             enrolment: Enrolment {
+                name: adapter.name.clone(),
                 digest: adapter.digest,
                 source: adapter.uri.clone(),
                 pinned: adapter.pinned,

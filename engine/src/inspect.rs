@@ -8,13 +8,14 @@ mod table;
 use std::io::Write;
 use std::path::PathBuf;
 
-use lorafleet_source::{Access, Credentials, ReadLimits, SourceError, Sources};
+use lorafleet_source::{Access, ReadLimits, SourceError, Sources};
 
 pub use look::{Facts, Verdict};
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct InspectArguments {
-    /// Folders or s3:// URIs that hold adapter_config.json and adapter_model.safetensors.
+    /// Folders or s3:// URIs that hold adapter_config.json and adapter_model.safetensors. For S3, AWS's own variables and
+    /// files count: AWS_ENDPOINT_URL_S3, AWS_REGION (us-east-1 without one), AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY.
     #[arg(required = true)]
     pub adapters: Vec<String>,
     /// The base to judge them for: a folder, a GGUF file, or a URI.
@@ -69,9 +70,7 @@ fn everything(source: &str) -> Result<(Sources, lorafleet_artifact::SourceUri), 
     let absolute = std::path::absolute(source).ok().and_then(|path| path.to_str().map(str::to_owned));
     let text = if source.contains("://") { source.to_owned() } else { absolute.unwrap_or_else(|| source.to_owned()) };
     let uri: lorafleet_artifact::SourceUri = text.parse()?;
-    let endpoint = std::env::var("AWS_ENDPOINT_URL_S3").or_else(|_| std::env::var("AWS_ENDPOINT_URL")).ok();
     // Links may lead anywhere: model caches are made of them.
     let prefix = if source.contains("://") && !source.starts_with("file:") { uri.clone() } else { "/".parse()? };
-    let access = Access { prefix, endpoint, region: None, credentials: Credentials::Ambient };
-    Ok((Sources::new([access], ReadLimits::default()), uri))
+    Ok((Sources::new([Access::ambient(prefix)], ReadLimits::default()), uri))
 }

@@ -13,8 +13,8 @@ pub struct Limits {
     pub max_sequences: u32,
     /// Rows of one step; at least `max_sequences`, so that each running sequence can decode in each step.
     pub max_step_tokens: u32,
-    /// While answers are being written, prompts take so few of a step's rows that it stays about within this time: it is
-    /// the time between two tokens of each answer.
+    /// Prompts take so few of a step's rows that it stays about within this time: it is the time between two tokens of
+    /// each answer, and what a request waits for that comes just after its beginning.
     pub step_time_max: Duration,
     /// Prompt and answer of one sequence, in tokens.
     pub max_model_tokens: u32,
@@ -82,5 +82,35 @@ impl Default for Limits {
             drain_max: Duration::from_secs(25),
             silence_max: Duration::from_secs(60),
         }
+    }
+}
+
+impl Limits {
+    /// One line of the log, each limit a number.
+    pub fn tell(&self, pages: u32, page_bytes: u64, page_tokens: u32, managed: bool) {
+        tracing::info!(
+            pages,
+            page_bytes,
+            page_tokens,
+            managed,
+            max_adapters_per_batch = self.max_adapters_per_batch,
+            max_rank = self.max_rank,
+            max_sequences = self.max_sequences,
+            max_step_tokens = self.max_step_tokens,
+            step_ms_max = self.step_time_max.as_millis() as u64,
+            max_model_tokens = self.max_model_tokens,
+            max_queued = self.max_queued,
+            max_choices = self.max_choices,
+            max_adapters = self.max_adapters,
+            max_fetches = self.max_fetches,
+            host_cache_bytes = self.host_cache_bytes,
+            age_ms_max = self.age_max.as_millis() as u64,
+            max_connections = self.max_connections,
+            max_body_bytes = self.max_body_bytes,
+            head_timeout_seconds = self.head_time_max.as_secs(),
+            write_timeout_seconds = self.write_time_max.as_secs(),
+            drain_seconds_max = self.drain_max.as_secs(),
+            "limits"
+        );
     }
 }

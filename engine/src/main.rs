@@ -25,21 +25,44 @@ enum Command {
     Stamp(StampArguments),
 }
 
-fn main() -> anyhow::Result<ExitCode> {
+fn main() -> ExitCode {
     let cli = Cli::parse();
     let serving = matches!(cli.command, Command::Serve(_));
-    // A command for people stays quiet unless something is wrong.
-    let default = if serving { "info" } else { "warn" };
+    // A command for people stays quiet unless something is wrong. That keys were looked for in vain at a metadata service
+    // is said by the error that follows from it, in fewer words.
+    let default = if serving { "info" } else { "warn,aws_config=off" };
     let filter = tracing_subscriber::EnvFilter::try_from_env("LORAFLEET_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
     tracing_subscriber::fmt().json().with_env_filter(filter).with_writer(std::io::stderr).init();
-    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(run(cli.command))
+    match start(cli.command) {
+        Ok(code) => code,
+        // One line with the whole chain: the last one of a container's log is what its pool's status repeats.
+        Err(error) if serving => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("Error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start(command: Command) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let ended = runtime.block_on(run(command));
+    // Whoever is told to end does not wait for what it has begun to read.
+    runtime.shutdown_background();
+    ended
 }
 
 async fn run(command: Command) -> anyhow::Result<ExitCode> {
     let mut out = std::io::stdout();
     match command {
-        Command::Serve(flags) => serve(flags.with_file()?.resolve(memory_bytes())?).await?,
+        Command::Serve(flags) => {
+            let end = serve(flags.with_file()?.resolve(memory_bytes())?).await?;
+            return Ok(ExitCode::from(end.exit_code()));
+        }
         Command::Inspect(arguments) => {
             if !inspect(&arguments, &mut out).await? {
                 return Ok(ExitCode::from(2));

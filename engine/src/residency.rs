@@ -55,6 +55,8 @@ impl Loaded {
 /// What this process shall know about an adapter: where it comes from and how near it must be kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Enrolment {
+    /// For people; what it is, the digest says.
+    pub name: String,
     pub digest: Digest,
     pub source: String,
     pub pinned: bool,
@@ -513,7 +515,9 @@ impl Residency {
             .collect();
         let dropped = gone.iter().filter_map(|digest| self.drop_device(digest, pages)).collect();
         for digest in &gone {
-            self.entries.remove(digest);
+            if let Some(entry) = self.entries.remove(digest) {
+                tracing::info!(name = entry.enrolment.name, %digest, bytes = entry.bytes, "adapter dropped");
+            }
         }
         dropped
     }

@@ -113,11 +113,9 @@ impl<'a> Plan<'a> {
                 self.go_on(sequence, 1.min(self.tokens_left));
             }
         }
-        let writes = self.running.iter().any(|sequence| sequence.drawn() > 0);
         let in_time = self.state.pace.rows_within(self.state.limits.step_time_max);
         let rows = self.schedule.rows.len() as u32;
-        let most = if writes { in_time.saturating_sub(rows).max(PROMPT_TOKENS_MIN) } else { u32::MAX };
-        self.prompt_tokens = self.tokens_left.min(most);
+        self.prompt_tokens = self.tokens_left.min(in_time.saturating_sub(rows).max(PROMPT_TOKENS_MIN));
     }
 
     /// Gives a sequence under way so many more tokens, at the cost of younger ones if pages are short. Returns how many

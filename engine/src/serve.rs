@@ -6,10 +6,9 @@ use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail};
-use lorafleet_crds::wire::LoadRequest;
-use lorafleet_listen::Room;
+use lorafleet_crds::wire::{LoadRequest, Tier};
+use lorafleet_listen::{End, Room, Told};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -29,24 +28,43 @@ use crate::step::{Command, Fetch, Stepper};
 /// After the last answer, open connections get this long to end.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// Serves until SIGTERM or SIGINT, then drains.
+/// Serves until SIGTERM or SIGINT, then drains; a second one ends it at once.
 ///
 /// # Errors
 /// What keeps it from starting, or the end of the step thread.
-pub async fn serve(config: Config) -> anyhow::Result<()> {
+pub async fn serve(config: Config) -> anyhow::Result<End> {
+    let mut told = Told::new().context("listening for signals")?;
+    let (keys, listener, base) = tokio::select! {
+        prepared = prepare(&config) => prepared?,
+        heard = told.next() => {
+            tracing::info!(signal = heard.name(), "ended before it served");
+            return Ok(End::Drained);
+        }
+    };
+    serve_base(config, keys, listener, base, told).await
+}
+
+async fn prepare(config: &Config) -> anyhow::Result<(Keys, TcpListener, LoadedBase)> {
     let keys = Keys::open(config.admin_key_file.clone(), config.api_key_file.clone())?;
     let listener = TcpListener::bind(config.listen).await.with_context(|| format!("listening on {}", config.listen))?;
     let begun = Instant::now();
-    let base = base::load(&config).await?;
-    tracing::info!(milliseconds = begun.elapsed().as_millis() as u64, origin = ?base.origin, "the base is loaded");
-    serve_base(config, keys, listener, base).await
+    let base = base::load(config).await?;
+    let milliseconds = begun.elapsed().as_millis() as u64;
+    tracing::info!(milliseconds, fetched = base.origin == Tier::Source, "the base is loaded");
+    Ok((keys, listener, base))
 }
 
 /// Serves a base that is loaded already.
 ///
 /// # Errors
 /// As [`serve`].
-pub async fn serve_base(config: Config, keys: Keys, listener: TcpListener, base: LoadedBase) -> anyhow::Result<()> {
+pub async fn serve_base(
+    config: Config,
+    keys: Keys,
+    listener: TcpListener,
+    base: LoadedBase,
+    told: Told,
+) -> anyhow::Result<End> {
     let (app, stepper) = assemble(&config, base, keys)?;
     let commands = stepper.commands.clone();
     let (alive, died) = tokio::sync::oneshot::channel::<()>();
@@ -57,7 +75,7 @@ pub async fn serve_base(config: Config, keys: Keys, listener: TcpListener, base:
     })?;
 
     app.fleet.restore();
-    load_first_adapters(&app, config.adapters);
+    let first_adapters = load_first_adapters(&app, config.adapters);
     tracing::info!(
         listen = %listener.local_addr()?,
         model = app.base.name,
@@ -74,11 +92,15 @@ pub async fn serve_base(config: Config, keys: Keys, listener: TcpListener, base:
     let stop = CancellationToken::new();
     let serving = lorafleet_listen::serve(listener, router(app.clone()), bounds, |_| (), stop.clone());
     let mut server = tokio::spawn(serving);
-    tokio::select! {
-        ended = &mut server => ended?,
-        drained = drain_at_signal(&app) => drained?,
+    let end = tokio::select! {
+        ended = &mut server => { ended?; End::Drained }
+        end = drain_when_told(&app, told) => end,
+        refused = first_adapters => return Err(refused),
         // Nothing could be answered any more: whoever started the process shall start it again.
         _ = died => bail!("the step thread has ended"),
+    };
+    if end != End::Drained {
+        return Ok(end);
     }
     stop.cancel();
     let _ = tokio::time::timeout(CLOSE_TIME_MAX, server).await;
@@ -86,28 +108,33 @@ pub async fn serve_base(config: Config, keys: Keys, listener: TcpListener, base:
     let _ = commands.try_send(Command::Stop);
     let _ = tokio::task::spawn_blocking(move || thread.join()).await;
     tracing::info!("ended");
-    Ok(())
+    Ok(end)
 }
 
-async fn drain_at_signal(app: &App) -> anyhow::Result<()> {
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
+/// Waits to be told to end, and then until nothing runs any more, the time is over, or it is told again.
+async fn drain_when_told(app: &App, mut told: Told) -> End {
+    let heard = told.next().await;
     app.draining.store(true, Ordering::Release);
     let engine = app.fleet.engine();
     let most = engine.limits.drain_max;
-    tracing::info!(open = engine.open_sequences(), seconds_max = most.as_secs(), "draining");
+    tracing::info!(signal = heard.name(), open = engine.open_sequences(), seconds_max = most.as_secs(), "draining");
     let idle = async {
         while engine.open_sequences() > 0 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    if tokio::time::timeout(most, idle).await.is_err() {
-        tracing::warn!(open = engine.open_sequences(), "the time to drain is over; what runs is cut off");
+    tokio::select! {
+        drained = tokio::time::timeout(most, idle) => {
+            if drained.is_err() {
+                tracing::warn!(open = engine.open_sequences(), "the time to drain is over; what runs is cut off");
+            }
+            End::Drained
+        }
+        heard = told.next() => {
+            tracing::warn!(signal = heard.name(), open = engine.open_sequences(), "told again; what runs is cut off");
+            End::CutOff(heard)
+        }
     }
-    Ok(())
 }
 
 /// The step thread before it runs, with the way to end it.
@@ -119,12 +146,14 @@ struct Assembled {
 fn assemble(config: &Config, base: LoadedBase, keys: Keys) -> anyhow::Result<(Arc<App>, Assembled)> {
     let budget = base.backend.page_budget();
     let limits = bounded(config, base.context, budget)?;
-    tracing::info!(?limits, ?budget, managed = config.managed, "limits");
+    limits.tell(budget.pages, budget.page_bytes, budget.page_tokens, config.managed);
     if let Some(warning) = small_host_cache(&limits, budget) {
         tracing::warn!("{warning}");
     }
     let meter = Arc::new(Meter::new()?);
-    let loader = AdapterLoader::new(config, base.shape, base.digest, base.model, budget, meter.clone())?;
+    let loader = AdapterLoader::new(config, base.shape, base.digest, base.model, budget, meter.clone());
+    let folder = config.disk_cache.as_ref().map_or_else(String::new, |(folder, _)| folder.display().to_string());
+    let loader = loader.with_context(|| format!("--disk-cache: using the folder '{folder}'"))?;
     let loader: Arc<dyn Load> = Arc::new(loader);
     let (commands, queue) = std::sync::mpsc::sync_channel(COMMANDS_MAX);
     let (snapshot, shown) = watch::channel(Arc::new(Snapshot::default()));
@@ -189,29 +218,27 @@ fn small_host_cache(limits: &Limits, budget: lorafleet_backend::batch::PageBudge
     })
 }
 
-/// Loads what the command line names, one after another, beside serving.
-fn load_first_adapters(app: &Arc<App>, adapters: Vec<(String, String)>) {
-    if adapters.is_empty() {
-        return;
-    }
+/// Loads what the command line names, one after another, beside serving. Ends only if one cannot be loaded: whoever
+/// starts an engine with an adapter wants no engine without it.
+fn load_first_adapters(app: &Arc<App>, adapters: Vec<(String, String)>) -> impl Future<Output = anyhow::Error> + use<> {
     app.fleet.expect(adapters.len());
     let app = app.clone();
-    tokio::spawn(async move {
+    async move {
         for (name, uri) in adapters {
             let request = LoadRequest {
                 lora_name: name.clone(),
-                lora_path: uri,
+                lora_path: uri.clone(),
                 load_inplace: false,
                 digest: None,
                 pinned: false,
             };
-            match app.fleet.load(request).await {
-                Ok(reply) => tracing::info!(name, digest = %reply.digest, rank = reply.rank, "adapter loaded"),
-                Err(refusal) => tracing::error!(name, %refusal, "adapter not loaded"),
+            if let Err(refusal) = app.fleet.load(request).await {
+                return anyhow::Error::new(refusal).context(format!("--adapter: loading '{name}' from {uri}"));
             }
             app.fleet.expected_one_is_done();
         }
-    });
+        std::future::pending().await
+    }
 }
 
 /// Runs fetches on the runtime's threads and brings their results to the step thread.
@@ -227,9 +254,11 @@ impl Fetch for Fetcher {
         let wanted = wanted.clone();
         let commands = self.commands.clone();
         self.runtime.spawn(async move {
+            let begun = Instant::now();
             let result = loading.await;
+            let took = begun.elapsed();
             // The channel may be full for as long as a step takes; this result must not be lost.
-            let send = move || drop(commands.send(Command::Fetched(wanted, result)));
+            let send = move || drop(commands.send(Command::Fetched(wanted, result, took)));
             let _ = tokio::task::spawn_blocking(send).await;
         });
     }

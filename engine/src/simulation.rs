@@ -152,7 +152,8 @@ impl World {
     fn enrol(&mut self, number: u8, pinned: bool) {
         let floor = if pinned { Floor::Device } else { Floor::None };
         let source = format!("test://{number}");
-        self.enrol_from(Enrolment { digest: digest(number), source, pinned, floor, base_digest: None });
+        let name = number.to_string();
+        self.enrol_from(Enrolment { name, digest: digest(number), source, pinned, floor, base_digest: None });
     }
 
     fn retire(&mut self, digest: Digest) {
@@ -228,7 +229,7 @@ impl World {
         } else {
             Ok(loaded(fetched.digest))
         };
-        self.stepper.take(Command::Fetched(fetched, result), self.now);
+        self.stepper.take(Command::Fetched(fetched, result, Duration::ZERO), self.now);
     }
 
     fn step(&mut self) {
@@ -455,6 +456,7 @@ fn what_failed_for_an_old_enrolment_is_not_held_against_the_new_one() {
     let broken = digest(BROKEN);
     let refused = |world: &World| world.stepper.state.residency.refusal(&broken, world.now);
     let wanted = |source: &str, claim: Option<Digest>| Enrolment {
+        name: "broken".to_owned(),
         digest: broken,
         source: source.to_owned(),
         pinned: false,
@@ -472,7 +474,9 @@ fn what_failed_for_an_old_enrolment_is_not_held_against_the_new_one() {
         world.submit(KvOwner::Adapter(broken), vec![1], 1, 1);
         world.step();
         let fetched = world.pending.lock().unwrap().pop().unwrap();
-        world.stepper.take(Command::Fetched(fetched, Err(Refusal::new(422, "Malformed", "broken"))), world.now);
+        world
+            .stepper
+            .take(Command::Fetched(fetched, Err(Refusal::new(422, "Malformed", "broken")), Duration::ZERO), world.now);
         world.step();
         assert!(world.clients.is_empty() && refused(&world).is_some());
         change(&mut world);
@@ -483,12 +487,12 @@ fn what_failed_for_an_old_enrolment_is_not_held_against_the_new_one() {
     world.step();
     let old = world.pending.lock().unwrap().pop().unwrap();
     world.enrol_from(wanted("test://new", None));
-    world.stepper.take(Command::Fetched(old, Err(Refusal::new(422, "Malformed", "broken"))), world.now);
+    world.stepper.take(Command::Fetched(old, Err(Refusal::new(422, "Malformed", "broken")), Duration::ZERO), world.now);
     assert_eq!((world.clients.len(), refused(&world)), (1, None));
     world.step();
     let new = world.pending.lock().unwrap().pop().unwrap();
     assert_eq!(new, wanted("test://new", None));
-    world.stepper.take(Command::Fetched(new, Ok(loaded(broken))), world.now);
+    world.stepper.take(Command::Fetched(new, Ok(loaded(broken)), Duration::ZERO), world.now);
     world.settle();
 }
 
@@ -503,7 +507,9 @@ fn what_the_source_held_is_looked_at_again_and_what_may_not_be_read_is_not() {
         let fetched = world.pending.lock().unwrap().pop();
         let asked = fetched.is_some();
         if let Some(wanted) = fetched {
-            world.stepper.take(Command::Fetched(wanted, Err(Refusal::new(status, code, "not yet"))), world.now);
+            world
+                .stepper
+                .take(Command::Fetched(wanted, Err(Refusal::new(status, code, "not yet")), Duration::ZERO), world.now);
         }
         world.step();
         assert!(world.clients.is_empty(), "it is answered either way");

@@ -438,6 +438,7 @@ impl State {
         for sequence in &gone {
             sequence.send(Event::Failed(Refusal::new(500, "BackendFailed", error.to_string())));
         }
+        self.close_accounts();
         self.let_go(gone);
         // What it did not even begin is still to do: the drops, and those of adapters whose first pieces it has.
         let untouched = matches!(error, BackendError::BadBatch { .. });

@@ -25,8 +25,8 @@ pub enum Command {
     Submit(Vec<NewSequence>),
     /// Adapters to know from now on, perhaps with their bytes at hand; and those that nobody may name any more.
     Change { enrol: Vec<Newcomer>, retire: Vec<Digest> },
-    /// The end of a fetch, with what it was started for.
-    Fetched(Enrolment, Result<Loaded, Refusal>),
+    /// The end of a fetch, with what it was started for and how long it took.
+    Fetched(Enrolment, Result<Loaded, Refusal>, Duration),
     /// End the thread; what still runs is cut off.
     Stop,
 }
@@ -163,11 +163,14 @@ impl Stepper {
                 }
                 retire.into_iter().for_each(|digest| self.state.residency.retire(digest));
             }
-            Command::Fetched(wanted, Err(refusal)) if !self.state.residency.still_asks_for(&wanted) => {
+            Command::Fetched(wanted, Err(refusal), _) if !self.state.residency.still_asks_for(&wanted) => {
                 tracing::info!(digest = %wanted.digest, source = wanted.source, %refusal, "a fetch that is no longer wanted");
                 self.state.residency.fetch_undone(&wanted.digest);
             }
-            Command::Fetched(wanted, result) => self.arrive(wanted.digest, result, now),
+            Command::Fetched(wanted, result, took) => {
+                tell(&wanted, &result, took);
+                self.arrive(wanted.digest, result, now);
+            }
             Command::Stop => return false,
         }
         true
@@ -180,7 +183,6 @@ impl Stepper {
                 self.state.fail_unfit(digest);
             }
             Err(refusal) => {
-                tracing::warn!(%digest, %refusal, "adapter not loaded");
                 self.state.fail_waiting(digest, &refusal);
                 self.state.residency.failed(digest, refusal, now);
             }
@@ -235,6 +237,20 @@ impl Stepper {
             self.snapshot.send_replace(Arc::new(Snapshot::of(&self.state)));
             self.published = Instant::now();
             self.changed = false;
+        }
+    }
+}
+
+/// A line of the log for each fetch's end.
+fn tell(wanted: &Enrolment, result: &Result<Loaded, Refusal>, took: Duration) {
+    let Enrolment { name, digest, source, .. } = wanted;
+    let milliseconds = took.as_millis() as u64;
+    match result {
+        Ok(Loaded { bytes, rank, pages, .. }) => {
+            tracing::info!(name, %digest, bytes, rank, pages, source, milliseconds, "adapter loaded");
+        }
+        Err(Refusal { code, message, .. }) => {
+            tracing::warn!(name, %digest, code = &**code, message, source, milliseconds, "adapter not loaded");
         }
     }
 }

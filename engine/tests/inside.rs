@@ -13,6 +13,7 @@ use lorafleet_engine::config::Flags;
 use lorafleet_engine::http::Keys;
 use lorafleet_engine::limits::Limits;
 use lorafleet_engine::serve::serve_base;
+use lorafleet_listen::{End, Told};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};
@@ -61,7 +62,7 @@ impl Backend for Faulty {
 struct Engine {
     url: String,
     client: reqwest::Client,
-    process: JoinHandle<anyhow::Result<()>>,
+    process: JoinHandle<anyhow::Result<End>>,
 }
 
 impl Engine {
@@ -74,7 +75,8 @@ impl Engine {
         base.backend = Box::new(Faulty { backend: base.backend, fault });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let process = tokio::spawn(serve_base(config, Keys::open(None, None).unwrap(), listener, base));
+        let (keys, told) = (Keys::open(None, None).unwrap(), Told::new().unwrap());
+        let process = tokio::spawn(serve_base(config, keys, listener, base, told));
         Self { url, client: reqwest::Client::new(), process }
     }
 

@@ -28,11 +28,12 @@ async fn a_table() {
         "plain-r8-qv      ",
         "  8     4: q v  ",
         "  16    14: down=7 gate=4 k=4 o=4 q=4,16 up=4 v=4  ",
-        "  F32   15.0 KiB  149796   accepted\n",
+        "  F32   15.0 KiB  149796   accepted, names no base\n",
+        "plain-r8-qv: accepted, but\n  it does not say for which base it was made",
     ] {
         assert!(table.contains(part), "'{part}' is not in\n{table}");
     }
-    assert_eq!(table.lines().count(), 4);
+    assert_eq!(table.split("\n\n").next().unwrap().lines().count(), 4);
 }
 
 #[tokio::test]
@@ -94,6 +95,7 @@ async fn a_stamp_names_the_base_and_changes_no_weight() {
     // It is accepted with its claim for that base and refused for another one, although the shapes fit.
     let (accepted, table) = run(std::slice::from_ref(&folder), Some("base"), false).await;
     assert!(accepted && table.contains(&digest["sha256:".len()..][..12]), "{table}");
+    assert!(table.ends_with("  accepted\n"), "{table}");
     let (accepted, table) = run(std::slice::from_ref(&folder), Some("base-tied"), false).await;
     assert!(!accepted && table.contains("BaseMismatch"), "{table}");
     // Again: the same file.

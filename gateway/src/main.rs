@@ -60,7 +60,7 @@ async fn main() -> ExitCode {
         limits: args.limits,
     };
     match run::run(settings).await {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(end) => ExitCode::from(end.exit_code()),
         Err(error) => {
             tracing::error!("{error:#}");
             ExitCode::FAILURE

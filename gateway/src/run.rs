@@ -8,9 +8,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use kube::Client;
-use lorafleet_listen::{Bounds, Room};
+use lorafleet_listen::{Bounds, End, Room, Told};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
@@ -45,8 +44,8 @@ pub fn log() {
     tracing_subscriber::fmt().json().with_env_filter(filter).init();
 }
 
-/// Serves until SIGTERM or SIGINT, and until what is in progress then has ended.
-pub async fn run(settings: Settings) -> anyhow::Result<()> {
+/// Serves until SIGTERM or SIGINT, and until what is in progress then has ended or a second signal comes.
+pub async fn run(settings: Settings) -> anyhow::Result<End> {
     let limits = settings.limits.clone();
     tracing::info!(version = env!("CARGO_PKG_VERSION"), ?limits, "starting");
     let metrics = Arc::new(Metrics::new(limits.max_metric_models as usize)?);
@@ -88,8 +87,8 @@ pub async fn serve_until_told(
     gateway: &Arc<Gateway>,
     listener: TcpListener,
     draining: &AtomicBool,
-) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate()).context("no handler for SIGTERM")?;
+) -> anyhow::Result<End> {
+    let mut told = Told::new().context("listening for signals")?;
     let limits = gateway.limits.clone();
     let drain = CancellationToken::new();
     let serving = tokio::spawn({
@@ -100,22 +99,29 @@ pub async fn serve_until_told(
             lorafleet_listen::serve(listener, routes, limits.of_connections(), count, drain).await;
         }
     });
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = tokio::signal::ctrl_c() => {}
-    }
-    tracing::info!("draining");
+    let heard = told.next().await;
+    tracing::info!(signal = heard.name(), "draining");
     draining.store(true, Ordering::Relaxed);
-    tokio::time::sleep(limits.drain_delay_seconds).await;
-    drain.cancel();
-    let mut serving = std::pin::pin!(serving);
-    if tokio::time::timeout(limits.drain_timeout_seconds, serving.as_mut()).await.is_err() {
-        tracing::warn!("requests are still in progress: ending them");
-        gateway.stop.cancel();
-        let _ = tokio::time::timeout(LAST_WORDS, serving).await;
+    let drained = async {
+        tokio::time::sleep(limits.drain_delay_seconds).await;
+        drain.cancel();
+        let mut serving = std::pin::pin!(serving);
+        if tokio::time::timeout(limits.drain_timeout_seconds, serving.as_mut()).await.is_err() {
+            tracing::warn!("requests are still in progress: ending them");
+            gateway.stop.cancel();
+            let _ = tokio::time::timeout(LAST_WORDS, serving).await;
+        }
+    };
+    tokio::select! {
+        () = drained => {
+            tracing::info!("stopped");
+            Ok(End::Drained)
+        }
+        heard = told.next() => {
+            tracing::warn!(signal = heard.name(), "told again: what is in progress is cut off");
+            Ok(End::CutOff(heard))
+        }
     }
-    tracing::info!("stopped");
-    Ok(())
 }
 
 async fn read_secrets(settings: &Settings, metrics: &Arc<Metrics>) -> anyhow::Result<Secrets> {

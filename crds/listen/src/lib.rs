@@ -1,6 +1,7 @@
 //! Accepting connections with a limit on each of their phases, and ending them in order; and the room for their bodies.
 
 mod room;
+mod told;
 
 use std::io;
 use std::pin::{Pin, pin};
@@ -20,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use room::{Full, NotReceived, Price, Received, Room, Share, receive};
+pub use told::{End, Heard, Told};
 
 /// Bytes of a request's head.
 const HEAD_BYTES_MAX: usize = 64 << 10;
@@ -54,6 +56,9 @@ pub async fn serve(
 ) {
     let connections = TaskTracker::new();
     let places = Arc::new(Semaphore::new(bounds.connections.min(Semaphore::MAX_PERMITS)));
+    // A client that ends its side of the connection counts as gone, and what it asked for is given up. One that has only
+    // half closed it (`nc -N`) looks the same to the kernel until something is written, and an answer may take minutes to
+    // its first byte: to wait for it would be to compute for nobody whenever a client hangs up.
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())

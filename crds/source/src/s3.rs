@@ -4,6 +4,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use aws_config::environment::EnvironmentVariableRegionProvider;
+use aws_config::meta::region::RegionProviderChain;
+use aws_config::profile::ProfileFileRegionProvider;
 use aws_credential_types::provider::{self, ProvideCredentials, future};
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::interceptors::BeforeDeserializationInterceptorContextMut;
@@ -22,14 +25,14 @@ use crate::access::{Access, Credentials, ReadLimits};
 use crate::error::{ErrorKind, SourceError};
 use crate::listing::{FileInfo, Listing, Version};
 
-/// Of a bucket of which neither its entry nor the surroundings say another one.
-const REGION: &str = "us-east-1";
-
+/// Where neither the access nor the surroundings name a region; stores that are not AWS do not care.
+const REGION_DEFAULT: &str = "us-east-1";
 /// How long keys that were read from a folder are used before they are read again.
 const KEYS_FRESH: Duration = Duration::from_secs(300);
 
 pub(crate) async fn client(access: &Access, limits: &ReadLimits) -> Result<Client, SourceError> {
-    check_endpoint(access)?;
+    let endpoint = access.endpoint.clone().or_else(|| endpoint_of_surroundings(&access.credentials));
+    check_endpoint(&access.prefix, endpoint.as_deref())?;
     let http = aws_smithy_http_client::Builder::new().tls_provider(Provider::Rustls(CryptoMode::Ring)).build_https();
     let timeouts = TimeoutConfig::builder().connect_timeout(limits.connect).read_timeout(limits.answer).build();
     let retries = RetryConfig::standard().with_max_attempts(limits.attempts).with_initial_backoff(limits.backoff);
@@ -39,10 +42,16 @@ pub(crate) async fn client(access: &Access, limits: &ReadLimits) -> Result<Clien
         .retry_config(retries)
         // A stream's stall is watched by `Download`, which goes on where it was cut.
         .stalled_stream_protection(StalledStreamProtectionConfig::disabled());
-    // A store of its own has no surroundings to ask.
-    if let Some(region) = access.region.clone().or_else(|| access.endpoint.as_ref().map(|_| REGION.to_owned())) {
-        loader = loader.region(Region::new(region));
-    }
+    loader = match (&access.region, &access.endpoint) {
+        (Some(region), _) => loader.region(Region::new(region.clone())),
+        (None, Some(_)) => loader.region(Region::from_static(REGION_DEFAULT)),
+        // Not the machine's metadata service: where there is none, asking takes seconds.
+        (None, None) => loader.region(
+            RegionProviderChain::first_try(EnvironmentVariableRegionProvider::new())
+                .or_else(ProfileFileRegionProvider::new())
+                .or_else(Region::from_static(REGION_DEFAULT)),
+        ),
+    };
     loader = match &access.credentials {
         Credentials::Ambient => loader,
         Credentials::Static { access_key_id, secret_access_key, session_token } => {
@@ -53,24 +62,28 @@ pub(crate) async fn client(access: &Access, limits: &ReadLimits) -> Result<Clien
         Credentials::Dir(path) => loader.credentials_provider(KeyFolder { path: path.clone() }),
     };
     let shared = loader.load().await;
-    let region = shared.region().cloned().unwrap_or(Region::from_static(REGION));
     let mut config = aws_sdk_s3::config::Builder::from(&shared)
-        .region(region)
         // Everything is verified by its SHA-256 in the end.
         .response_checksum_validation(ResponseChecksumValidation::WhenRequired);
-    if let Some(endpoint) = &access.endpoint {
+    if let Some(endpoint) = endpoint {
         config = config.endpoint_url(endpoint).force_path_style(true);
     }
     Ok(Client::from_conf(config.build()))
 }
 
-fn check_endpoint(access: &Access) -> Result<(), SourceError> {
-    let Some(endpoint) = &access.endpoint else { return Ok(()) };
+/// AWS's own variables, for whoever uses the surroundings' keys. The SDK reads them too, but would address buckets by host.
+fn endpoint_of_surroundings(credentials: &Credentials) -> Option<String> {
+    let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let ambient = matches!(credentials, Credentials::Ambient);
+    ambient.then(|| variable("AWS_ENDPOINT_URL_S3").or_else(|| variable("AWS_ENDPOINT_URL"))).flatten()
+}
+
+fn check_endpoint(prefix: &SourceUri, endpoint: Option<&str>) -> Result<(), SourceError> {
+    let Some(endpoint) = endpoint else { return Ok(()) };
     let host = endpoint.strip_prefix("http://").or_else(|| endpoint.strip_prefix("https://"));
     if host.is_some_and(|host| !host.is_empty() && !host.starts_with('/')) {
         return Ok(());
     }
-    let prefix = &access.prefix;
     let message = format!("the endpoint '{endpoint}' of the source prefix '{prefix}' is no http:// or https:// URL");
     Err(SourceError::new(ErrorKind::Misconfigured, message))
 }

@@ -97,6 +97,27 @@ pub struct SampleSpec {
     pub logprobs: Option<u8>,
 }
 
+impl SampleSpec {
+    /// The most probable token, and nothing but it: what other specs are made from.
+    pub fn greedy() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: 0,
+            draw: 0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            repetition_penalty: 1.0,
+            seen: Arc::default(),
+            logit_bias: Arc::default(),
+            banned: Arc::new([]),
+            logprobs: None,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     pub prompt: u32,

@@ -187,21 +187,7 @@ mod tests {
     use lorafleet_backend::batch::Seen;
 
     fn spec() -> SampleSpec {
-        SampleSpec {
-            temperature: 1.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            seed: 7,
-            draw: 0,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            repetition_penalty: 1.0,
-            seen: Arc::default(),
-            logit_bias: Arc::default(),
-            banned: Arc::new([]),
-            logprobs: None,
-        }
+        SampleSpec { temperature: 1.0, seed: 7, ..SampleSpec::greedy() }
     }
 
     fn token(logits: &[f32], spec: &SampleSpec) -> u32 {

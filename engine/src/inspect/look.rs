@@ -20,6 +20,10 @@ use crate::adapter::{LoadError, check_copies};
 
 const GIB: u64 = 1 << 30;
 
+/// An engine takes such an adapter; the operator does only where somebody has said so.
+const UNSTAMPED: &str = "it does not say for which base it was made: unless spec.baseModelDigest says so, a BaseModel refuses it \
+    (BaseUnknown) but for requireBaseDigest: false; `lorafleet-engine stamp` writes it in";
+
 /// The base that adapters are judged for.
 pub(super) struct Base {
     pub shape: BaseShape,
@@ -49,6 +53,9 @@ pub struct Facts {
     pub reason: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+    /// Accepted here, and what may keep it from being served elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
     /// The base it says it was made for.
@@ -82,7 +89,10 @@ pub(super) async fn look(source: &str, base: Option<&Base>) -> Facts {
     let mut facts = Facts { source: source.to_owned(), ..Facts::default() };
     let judged = judge(source, base, &mut facts).await;
     match judged {
-        Ok(()) if base.is_some() => facts.verdict = Verdict::Accepted,
+        Ok(()) if base.is_some() => {
+            facts.verdict = Verdict::Accepted;
+            facts.note = facts.base_digest.is_none().then(|| UNSTAMPED.to_owned());
+        }
         Ok(()) => {}
         Err(error) => {
             facts.verdict = Verdict::Refused;

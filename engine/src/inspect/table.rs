@@ -22,6 +22,9 @@ pub(super) fn print(found: &[Facts], out: &mut impl Write) -> std::io::Result<()
         if let (Some(reason), Some(message)) = (&facts.reason, &facts.message) {
             writeln!(out, "\n{}: {reason}\n  {message}", facts.source)?;
         }
+        if let Some(note) = &facts.note {
+            writeln!(out, "\n{}: accepted, but\n  {note}", facts.source)?;
+        }
     }
     Ok(())
 }
@@ -31,6 +34,7 @@ fn row(facts: &Facts) -> Vec<String> {
         |digest: Option<lorafleet_artifact::Digest>| digest.map_or_else(|| "-".to_owned(), |digest| digest.short());
     let name = facts.source.trim_end_matches('/').rsplit('/').next().unwrap_or(&facts.source);
     let verdict = match facts.verdict {
+        Verdict::Accepted if facts.note.is_some() => "accepted, names no base".to_owned(),
         Verdict::Accepted => "accepted".to_owned(),
         Verdict::NotJudged => "well-formed (no --model)".to_owned(),
         Verdict::Refused => format!("refused: {}", facts.reason.as_deref().unwrap_or("")),

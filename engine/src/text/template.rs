@@ -8,7 +8,7 @@ mod json;
 use std::collections::BTreeMap;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Value};
+use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, escape_formatter};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
@@ -24,6 +24,9 @@ pub const RENDERED_BYTES_MAX: usize = 8 << 20;
 const FUEL_MAX: u64 = 2_000_000;
 /// Messages and tools of one conversation.
 const ITEMS_MAX: usize = 4096;
+
+/// Deepest nesting of a value that is printed.
+const DEPTH_MAX: usize = 64;
 
 const PLAIN: &str = "chat";
 const WITH_TOOLS: &str = "chat with tools";
@@ -141,11 +144,28 @@ fn python_formatter(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Val
     if value.is_none() {
         return out.write_str("None").map_err(Error::from);
     }
+    if matches!(value.kind(), ValueKind::Seq | ValueKind::Map) {
+        pay(state, value, 0)?;
+    }
     match bool::try_from(value.clone()) {
-        Ok(flag) if value.kind() == minijinja::value::ValueKind::Bool => {
+        Ok(flag) if value.kind() == ValueKind::Bool => {
             out.write_str(if flag { "True" } else { "False" }).map_err(Error::from)
         }
         _ => escape_formatter(out, state, value),
+    }
+}
+
+/// Pays for a list or a map before it is printed. The engine pays for what has been printed, which is too late for a list
+/// that holds itself twice, and that one twice again.
+fn pay(state: &State<'_, '_>, value: &Value, depth: usize) -> Result<(), Error> {
+    if depth > DEPTH_MAX {
+        return Err(Error::new(ErrorKind::InvalidOperation, format!("a value is nested deeper than {DEPTH_MAX}")));
+    }
+    state.consume_fuel(1)?;
+    match value.kind() {
+        ValueKind::Seq => value.try_iter()?.try_for_each(|item| pay(state, &item, depth + 1)),
+        ValueKind::Map => value.try_iter()?.try_for_each(|key| pay(state, &value.get_item(&key)?, depth + 1)),
+        _ => Ok(()),
     }
 }
 
@@ -154,7 +174,7 @@ fn raise_exception(message: String) -> Result<Value, Error> {
 }
 
 /// Python's `json.dumps`, which Hugging Face puts in the place of Jinja's own filter.
-fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
+fn tojson(state: &State<'_, '_>, value: &Value, options: Kwargs) -> Result<String, Error> {
     let style = json::Style {
         indent: options.get::<Option<usize>>("indent")?,
         separators: options.get::<Option<Vec<String>>>("separators")?,
@@ -162,7 +182,7 @@ fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
         sort_keys: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
     };
     options.assert_all_used()?;
-    json::dumps(value, &style)
+    json::dumps(state, value, &style)
 }
 
 /// What went wrong, and in which line of the template.

@@ -78,13 +78,51 @@ async fn bad_loads_are_refused_by_name() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_command_line_names_adapters_and_readiness_waits_for_them() {
     let given = format!("one={}", path("plain-r8-qv"));
-    let missing = format!("two={}/nothing", path(""));
-    let server = Server::start("base", &["--adapter", &given, "--adapter", &missing]).await;
+    let server = Server::start("base", &["--adapter", &given]).await;
     for row in super::server::case("plain-r8-qv")["answers"].as_array().unwrap() {
         server.check_row("one", row).await;
     }
-    assert_error(server.complete("two", &json!([1]), 1).await, 404, "ModelNotFound");
-    assert!(server.log().contains("adapter not loaded"), "{}", server.log());
+    let loaded = server.log().lines().find(|line| line.contains("adapter loaded")).map(str::to_owned).unwrap();
+    let loaded: serde_json::Value = serde_json::from_str(&loaded).unwrap();
+    assert_eq!((loaded["level"].as_str(), loaded["fields"]["name"].as_str()), (Some("INFO"), Some("one")));
+    assert_eq!(loaded["fields"]["digest"], digest_of(&cases().join("plain-r8-qv")));
+    assert!(loaded["fields"]["bytes"].as_u64() > Some(1000) && loaded["fields"]["milliseconds"].is_u64(), "{loaded}");
+    let limits = server.log().lines().find(|line| line.contains("\"limits\"")).map(str::to_owned).unwrap();
+    let limits: serde_json::Value = serde_json::from_str(&limits).unwrap();
+    assert_eq!(limits["fields"]["max_step_tokens"], 256);
+}
+
+/// Runs `serve` until it ends by itself.
+fn ends(flags: &[&str]) -> (Option<i32>, String) {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_lorafleet-engine"));
+    // A port that the kernel chooses, unless the flags name one.
+    let outcome = command.env("LORAFLEET_LISTEN", "127.0.0.1:0").arg("serve").args(flags).output().unwrap();
+    (outcome.status.code(), String::from_utf8_lossy(&outcome.stderr).into_owned())
+}
+
+#[test]
+fn an_engine_does_not_start_without_what_it_was_told_to_serve() {
+    let (base, good) = (path("base"), format!("one={}", path("plain-r8-qv")));
+    let (missing, wrong) = (format!("two={}/nothing", path("")), format!("two={}", path("wrong-hidden")));
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = listener.local_addr().unwrap().to_string();
+    for (flags, said) in [
+        (&["--model", &base, "--adapter", &good, "--adapter", &missing][..], &["loading 'two'", "NotFound"][..]),
+        (&["--model", &base, "--adapter", &wrong], &["loading 'two'", "ShapeMismatch"]),
+        (&["--model", &base, "--adapter", &good, "--adapter", &good], &["--adapter", "'one' is given twice"]),
+        (&["--model", &base, "--disk-cache", "/proc/nowhere,1000000"], &["--disk-cache", "/proc/nowhere"]),
+        (&["--model", &base, "--listen", &taken], &["listening on", &taken, "in use"]),
+        (&["--model", "hf://org/model"], &["--model", "hf://"]),
+        (&["--model", "s3://bucket/model"], &["--disk-cache", "s3://bucket/model"]),
+        (&["--model", "/nowhere"], &["/nowhere"]),
+    ] {
+        let (code, stderr) = ends(flags);
+        assert_eq!(code, Some(1), "{flags:?}: {stderr}");
+        let last: serde_json::Value = serde_json::from_str(stderr.lines().last().unwrap()).unwrap();
+        assert_eq!(last["level"], "ERROR", "{stderr}");
+        let stderr = last["fields"]["message"].as_str().unwrap();
+        assert!(said.iter().all(|part| stderr.contains(part)), "{flags:?}: {stderr}");
+    }
 }
 
 #[test]

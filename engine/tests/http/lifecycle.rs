@@ -273,3 +273,50 @@ async fn a_server_that_is_told_to_end_finishes_what_runs_and_takes_nothing_new()
     }
     assert!(server.process.wait().unwrap().success(), "{}", server.log());
 }
+
+fn signal(server: &Server, name: &str) {
+    let sent = std::process::Command::new("kill").args([name, &server.process.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
+async fn exit_code(server: &mut Server) -> Option<i32> {
+    let begun = Instant::now();
+    loop {
+        if let Some(status) = server.process.try_wait().unwrap() {
+            return status.code();
+        }
+        assert!(begun.elapsed() < Duration::from_secs(10), "it does not end: {}", server.log());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_told_twice_ends_at_once() {
+    for (name, code) in [("-INT", 130), ("-TERM", 143)] {
+        let mut server = Server::start("base", &[]).await;
+        let mut streams = Vec::new();
+        for first in 1..=8 {
+            streams.push(server.stream("base", &json!([first, 2]), 500).await);
+        }
+        signal(&server, "-TERM");
+        server.until("draining", async || server.log().contains("draining")).await;
+        signal(&server, name);
+        assert_eq!(exit_code(&mut server).await, Some(code), "{}", server.log());
+        assert!(server.log().contains("told again"), "{}", server.log());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_told_to_end_while_it_loads_does_so() {
+    let folder = tempfile::tempdir().unwrap();
+    // Reading it never ends.
+    let model = folder.path().join("model.gguf");
+    assert!(std::process::Command::new("mkfifo").arg(&model).status().unwrap().success());
+    let model = model.to_str().unwrap().to_owned();
+    let mut server = Server::spawn(folder, &model, "base", &[]);
+    let listens = async || tokio::net::TcpStream::connect(server.url.strip_prefix("http://").unwrap()).await.is_ok();
+    server.until("listening", listens).await;
+    signal(&server, "-TERM");
+    assert_eq!(exit_code(&mut server).await, Some(0), "{}", server.log());
+    assert!(server.log().contains("ended before it served"), "{}", server.log());
+}

@@ -65,21 +65,7 @@ pub fn load_adapter(folder: &Path, base: &BaseShape) -> Arc<HostAdapter> {
 }
 
 pub fn greedy() -> SampleSpec {
-    SampleSpec {
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        seed: 0,
-        draw: 0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        repetition_penalty: 1.0,
-        seen: Arc::default(),
-        logit_bias: Arc::default(),
-        banned: Arc::new([]),
-        logprobs: Some(2),
-    }
+    SampleSpec { logprobs: Some(2), ..SampleSpec::greedy() }
 }
 
 /// One request of a test.

@@ -1,10 +1,9 @@
 //! Python's `json.dumps` over template values, so that tool schemas read as in training.
 
 use minijinja::value::{Value, ValueKind};
-use minijinja::{Error, ErrorKind};
+use minijinja::{Error, ErrorKind, State};
 
-/// Deepest nesting that is written.
-const DEPTH_MAX: usize = 64;
+use super::DEPTH_MAX;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Style {
@@ -15,30 +14,35 @@ pub(super) struct Style {
     pub sort_keys: bool,
 }
 
-pub(super) fn dumps(value: &Value, style: &Style) -> Result<String, Error> {
+/// Pays for what it writes as it goes: a list that holds itself twice, and that one twice again, is short to make and
+/// endless to write.
+pub(super) fn dumps(state: &State<'_, '_>, value: &Value, style: &Style) -> Result<String, Error> {
     let (item, key) = match style.separators.as_deref() {
         Some([item, key]) => (item.as_str(), key.as_str()),
         Some(other) => return Err(refuse(format!("separators are a pair, not {} strings", other.len()))),
         None if style.indent.is_some() => (",", ": "),
         None => (", ", ": "),
     };
-    let mut writer = Writer { style, item, key, out: String::new() };
+    let mut writer = Writer { state, style, item, key, out: String::new() };
     writer.value(value, 0)?;
     Ok(writer.out)
 }
 
-struct Writer<'a> {
+struct Writer<'a, 's, 'e> {
+    state: &'a State<'s, 'e>,
     style: &'a Style,
     item: &'a str,
     key: &'a str,
     out: String,
 }
 
-impl Writer<'_> {
+impl Writer<'_, '_, '_> {
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         if depth > DEPTH_MAX {
             return Err(refuse(format!("a value is nested deeper than {DEPTH_MAX}")));
         }
+        let bytes = value.as_str().map_or(0, str::len) as u64;
+        self.state.consume_fuel(1 + bytes / 64)?;
         match value.kind() {
             ValueKind::None => self.out.push_str("null"),
             ValueKind::Bool => self.out.push_str(if value.is_true() { "true" } else { "false" }),
