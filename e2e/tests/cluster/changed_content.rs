@@ -1,10 +1,12 @@
 //! An adapter's files change in the store. What is pinned goes on being served, and the change is said; asked to look
-//! again, the pool serves the new ones, and what runs ends on the old. What is followed is served by itself.
+//! again, the pool serves the new ones, and what runs ends on the old. What is followed is served by itself, until a policy
+//! forbids it.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use lorafleet_e2e::chat::Client;
 use lorafleet_e2e::install::demo_adapter;
 use lorafleet_e2e::wait;
-use lorafleet_e2e::world::{PATIENCE, World};
+use lorafleet_e2e::world::{Namespace, PATIENCE, World};
 
 const PROMPT: &str = "How do I cook rice?";
 const LONG: u32 = 200;
@@ -71,4 +73,20 @@ fn on_a_cluster_changed_content_is_a_new_revision() {
     space.condition("loraadapter", "changing", "Available", "True").unwrap();
     space.condition("loraadapter", "changing", "Ready", "False").unwrap();
     assert_eq!(client.say("changing", PROMPT, 24).unwrap(), short);
+    a_policy_forbids_it(&space, &client);
+}
+
+/// What is served is taken away, though the source has held other bytes for a while.
+fn a_policy_forbids_it(space: &Namespace, client: &Client) {
+    let tighten = r#"--patch={"spec": {"adapterPolicy": {"maxRank": 8}}}"#;
+    space.kubectl.output(["patch", "basemodel", "smollm2", "--type=merge", tighten]).unwrap();
+    let available = space.condition("loraadapter", "changing", "Available", "False").unwrap();
+    assert_eq!(available["reason"], "RankTooHigh", "{available}");
+    let gone = wait::until("what is forbidden is gone", PATIENCE, || {
+        let answer = client.chat("changing", PROMPT, 1)?;
+        Ok((answer.status != 200).then_some(answer.status))
+    });
+    assert_eq!(gone.unwrap(), 404);
+    // What the same policy allows is served all the while.
+    client.say("tickets", PROMPT, 1).unwrap();
 }

@@ -70,7 +70,9 @@ pub(super) fn rollout(observed: &Observed, standing: &Standing, digest: Option<D
     let promoted = desired.filter(promotes);
     let current = promoted.or(stays);
     let retiring = retiring(observed, &status, promoted, current.is_some());
-    let retiring = retiring.filter(|old| judged(old.digest, Some(&old.uri)).is_none());
+    // What was verified for another base is none of this one's, however short a while is left of it.
+    let moved = other_base && verified.is_some();
+    let retiring = retiring.filter(|old| !moved && judged(old.digest, Some(&old.uri)).is_none());
     let against = match current {
         // What was withdrawn is remembered for as long as the status holds its digest, and so is the reason.
         None => of_current.or_else(|| judged(digest?, Some(&status.source.as_ref()?.uri))),

@@ -74,6 +74,8 @@ impl World {
                 let known = [status.current_revision, status.candidate_revision, retiring];
                 assert!(known.contains(&Some(adapter.digest)), "a digest that nobody verified");
                 assert_eq!(status.verified_base, Some(pod.base), "verified for another base");
+                let verified = self.verified.contains(&(adapter.name.clone(), adapter.digest, pod.base));
+                assert!(verified, "{}@{} was never verified for this base", adapter.name, adapter.digest);
                 if placement.aliases.get(&adapter.name) == Some(&adapter.digest) {
                     assert_eq!(status.current_revision, Some(adapter.digest), "an alias that the name does not mean");
                 }

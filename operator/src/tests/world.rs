@@ -1,6 +1,6 @@
 //! The simulated outer world, and passes of the real plans over it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -90,6 +90,8 @@ pub(super) struct World {
     pub(super) jobs: HashMap<String, (String, JobState<Outcome>)>,
     /// Looks at sources by uid, with the listing that they compare with.
     pub(super) looks: HashMap<String, (Option<String>, JobState<Look>)>,
+    /// Which content was ever verified for which base, by name of the adapter.
+    pub(super) verified: HashSet<(String, Digest, Digest)>,
     /// Writes of any kind.
     pub(super) writes: u32,
     /// Reads of whole sources that were asked for.
@@ -183,6 +185,7 @@ impl World {
             sightings: None,
             jobs: HashMap::new(),
             looks: HashMap::new(),
+            verified: HashSet::new(),
             writes: 0,
             reads_planned: 0,
         };
@@ -370,6 +373,7 @@ impl World {
         } else if order.claims.digest.is_some_and(|claimed| claimed != content.digest()) {
             refused("DigestMismatch")
         } else {
+            self.verified.insert((name.to_owned(), content.digest(), order.policy.identities[0]));
             JobState::Done(Outcome::Verified(Box::new(Facts {
                 digest: content.digest(),
                 traits: content.traits(),
