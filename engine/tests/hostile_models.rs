@@ -219,30 +219,32 @@ fn a_changed_folder_is_loaded_or_refused_with_words() {
     }
 }
 
+/// What GGUF calls a tensor of a Hugging Face model.
+fn gguf_name(name: &str) -> String {
+    let name = name.strip_suffix(".weight").unwrap().replace("model.layers.", "blk.");
+    let parts = [
+        ("model.embed_tokens", "token_embd"),
+        ("model.norm", "output_norm"),
+        ("lm_head", "output"),
+        ("self_attn.q_proj", "attn_q"),
+        ("self_attn.k_proj", "attn_k"),
+        ("self_attn.v_proj", "attn_v"),
+        ("self_attn.o_proj", "attn_output"),
+        ("mlp.gate_proj", "ffn_gate"),
+        ("mlp.up_proj", "ffn_up"),
+        ("mlp.down_proj", "ffn_down"),
+        ("input_layernorm", "attn_norm"),
+        ("post_attention_layernorm", "ffn_norm"),
+    ];
+    parts.iter().fold(name, |name, (from, to)| name.replace(from, to)) + ".weight"
+}
+
 /// The base as a GGUF file, with a tokenizer of the 256 bytes.
 fn small_gguf() -> Vec<u8> {
     let file = std::fs::read(base().join("model.safetensors")).unwrap();
     let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
     let tensors: serde_json::Value = serde_json::from_slice(&file[8..8 + length]).unwrap();
     let data = &file[8 + length..];
-    let rename = |name: &str| {
-        let name = name.strip_suffix(".weight").unwrap().replace("model.layers.", "blk.");
-        let parts = [
-            ("model.embed_tokens", "token_embd"),
-            ("model.norm", "output_norm"),
-            ("lm_head", "output"),
-            ("self_attn.q_proj", "attn_q"),
-            ("self_attn.k_proj", "attn_k"),
-            ("self_attn.v_proj", "attn_v"),
-            ("self_attn.o_proj", "attn_output"),
-            ("mlp.gate_proj", "ffn_gate"),
-            ("mlp.up_proj", "ffn_up"),
-            ("mlp.down_proj", "ffn_down"),
-            ("input_layernorm", "attn_norm"),
-            ("post_attention_layernorm", "ffn_norm"),
-        ];
-        parts.iter().fold(name, |name, (from, to)| name.replace(from, to)) + ".weight"
-    };
     let string = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
     let mut entries: Vec<Vec<u8>> = Vec::new();
     let mut entry = |key: &str, kind: u32, value: Vec<u8>| {
@@ -283,7 +285,7 @@ fn small_gguf() -> Vec<u8> {
         let shape: Vec<u64> =
             tensor["shape"].as_array().unwrap().iter().rev().map(|size| size.as_u64().unwrap()).collect();
         body.resize(usize::next_multiple_of(body.len(), 32), 0);
-        infos.push(string(&rename(name)));
+        infos.push(string(&gguf_name(name)));
         infos.push((shape.len() as u32).to_le_bytes().to_vec());
         infos.extend(shape.iter().map(|size| size.to_le_bytes().to_vec()));
         infos.push(0_u32.to_le_bytes().to_vec());
