@@ -354,6 +354,12 @@ impl Residency {
         self.entries.values().filter(|entry| idle(entry)).map(|entry| entry.pages).sum()
     }
 
+    /// Those of them that are half uploaded.
+    pub fn uploading_pages(&self) -> u32 {
+        let entries = self.uploading.iter().filter_map(|digest| self.entries.get(digest));
+        entries.filter(|entry| idle(entry)).map(|entry| entry.pages).sum()
+    }
+
     /// Device pages of adapters that a floor holds there.
     pub fn pinned_pages(&self) -> u32 {
         self.entries.values().map(pinned_pages).sum()

@@ -415,6 +415,35 @@ fn one_place_and_an_endless_stream_still_lets_the_other_adapter_start() {
     world.settle();
 }
 
+/// Its pieces come over several steps, and in each of them somebody would like its pages.
+#[test]
+fn a_flood_for_the_base_does_not_keep_an_adapter_from_coming_whole() {
+    for seed in 0..20 {
+        let mut world = World::new(seed, limits(), 20);
+        let mut asked = None;
+        for turn in 0..2_000 {
+            // More than the pages hold, and no two beginnings alike.
+            while world.clients.len() < 8 {
+                let first = turn * 64 + world.clients.len() as u32 * 8;
+                world.submit(KvOwner::Base, (first..first + 12).collect(), 8, 1);
+            }
+            if turn == 20 {
+                world.submit(KvOwner::Adapter(digest(4)), vec![1, 2], 1, 1);
+                asked = Some(world.now);
+            }
+            world.end_a_fetch();
+            world.step();
+            let waits = world.clients.iter().any(|client| client.owner != KvOwner::Base);
+            match asked {
+                Some(asked) if waits => assert!(world.now - asked < Duration::from_secs(2), "seed {seed}: it starves"),
+                Some(_) => break,
+                None => {}
+            }
+        }
+        world.settle();
+    }
+}
+
 #[test]
 fn the_base_needs_no_place_and_a_slow_source_delays_nobody_else() {
     let limits = Limits { max_adapters_per_batch: 1, age_max: Duration::from_secs(3600), ..limits() };

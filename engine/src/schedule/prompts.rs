@@ -106,7 +106,9 @@ impl<'a> Plan<'a> {
         let held = state.pages.idle_among(&found) + first_use.map_or(0, |digest| state.residency.pages_of(&digest));
         let left = self.available.saturating_sub(held);
         let wanted = sequence.known().div_ceil(page_tokens) - found.len() as u32;
-        if !alone && (wanted + self.reserved() > left || !self.may_pass(sequence)) {
+        // Nobody new takes the pages of an adapter that is on its way to who waits for it.
+        let coming = state.residency.uploading_pages();
+        if !alone && (wanted + self.reserved() + coming > left || !self.may_pass(sequence)) {
             self.block(sequence);
             return 0;
         }
