@@ -154,11 +154,14 @@ mod tests {
         }
     }
 
+    /// Second of its own clock, what is found, and whether it may be taken.
+    type Look = (u64, Option<LeaseSpec>, bool);
+
     /// One candidate's looks: seconds on its own clock, what it finds, and whether it may take it. The other's clock is an
     /// hour behind, which must not count.
     #[test]
     fn a_lease_is_taken_when_it_was_not_renewed_for_as_long_as_it_says() {
-        let cases: [(&str, &[(u64, Option<LeaseSpec>, bool)]); 7] = [
+        let cases: [(&str, &[Look]); 7] = [
             ("none yet", &[(0, None, true)]),
             ("released", &[(0, Some(held("", 0)), true)]),
             ("its own", &[(0, Some(held("me", 0)), true), (99, Some(held("me", 0)), true)]),

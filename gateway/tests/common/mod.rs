@@ -128,6 +128,14 @@ impl Drop for DropCounter {
     }
 }
 
+fn echo(body: &Bytes) -> Response {
+    let body = format!(
+        r#"{{"choices":[],"usage":{{"prompt_tokens":5,"completion_tokens":7}},"echo":{}}}"#,
+        String::from_utf8_lossy(body)
+    );
+    ([(header::CONTENT_TYPE, "application/json"), (HEADER_ADAPTER, "support@a1a1a1a1a1a1")], body).into_response()
+}
+
 async fn answer(State((behaviour, seen)): State<(Behaviour, Arc<Seen>)>, headers: HeaderMap, body: Bytes) -> Response {
     seen.requests.fetch_add(1, Ordering::SeqCst);
     *seen.last.lock().unwrap() = Some((headers, body.clone()));
@@ -135,12 +143,7 @@ async fn answer(State((behaviour, seen)): State<(Behaviour, Arc<Seen>)>, headers
     match behaviour {
         Behaviour::Echo => {
             counter.1 = true;
-            let body = format!(
-                r#"{{"choices":[],"usage":{{"prompt_tokens":5,"completion_tokens":7}},"echo":{}}}"#,
-                String::from_utf8_lossy(&body)
-            );
-            ([(header::CONTENT_TYPE, "application/json"), (HEADER_ADAPTER, "support@a1a1a1a1a1a1")], body)
-                .into_response()
+            echo(&body)
         }
         Behaviour::Large(bytes) => {
             counter.1 = true;
