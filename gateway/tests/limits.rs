@@ -147,15 +147,6 @@ async fn answers_that_are_no_streams_are_bounded() {
     assert_eq!((status, code.as_str()), (502, "ReplyTooLarge"));
 }
 
-/// Sends the start of a request whose body never ends.
-async fn unfinished(front: &Front, body_bytes: usize) -> TcpStream {
-    let mut client = TcpStream::connect(front.address).await.unwrap();
-    let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body_bytes + 1);
-    client.write_all(head.as_bytes()).await.unwrap();
-    client.write_all(&vec![b'x'; body_bytes]).await.unwrap();
-    client
-}
-
 #[tokio::test]
 async fn bodies_share_one_room() {
     let more = Arc::new(Notify::new());
@@ -165,7 +156,7 @@ async fn bodies_share_one_room() {
     // Held twice each, but for the first 32 KiB: 192 KiB each.
     let mut slow = Vec::new();
     for held in 1..=5 {
-        slow.push(unfinished(&front, 128 << 10).await);
+        slow.push(front.unfinished(128 << 10).await);
         until("it is held", || free() == (1 << 20) - held * (192 << 10)).await;
     }
     let large = format!(r#"{{"model":"support","stream":true,"x":"{}"}}"#, "x".repeat(64 << 10));

@@ -25,7 +25,8 @@ use lorafleet_gateway::metrics::Metrics;
 use lorafleet_gateway::upstream::Upstream;
 use lorafleet_gateway::view::{AdapterView, FleetView, Holding, Holdings, PodReport, PodView};
 use lorafleet_listen::Room;
-use tokio::net::TcpListener;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -324,6 +325,15 @@ impl Front {
             request = request.bearer_auth(key);
         }
         request.body(body.to_owned()).send().await.unwrap()
+    }
+
+    /// Sends the start of a request whose body never ends.
+    pub async fn unfinished(&self, body_bytes: usize) -> TcpStream {
+        let mut client = TcpStream::connect(self.address).await.unwrap();
+        let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body_bytes + 1);
+        client.write_all(head.as_bytes()).await.unwrap();
+        client.write_all(&vec![b'x'; body_bytes]).await.unwrap();
+        client
     }
 
     pub fn metrics(&self) -> String {
