@@ -91,10 +91,10 @@ fn main() {
                 let parts = [0, 1].map(|part| batch.time_part(&gpu, &model, part, None));
                 format!("shrink {:.1} us, expand {:.1} us, splits {:?}", parts[0], parts[1], batch.splits())
             } else {
-                batch.early = 0;
+                batch.set_early(0);
                 batch.set_tuning(&gpu, &model, decode_tuning(batch.pieces(), gpu.sms, false));
                 let late = batch.time(&gpu, &model);
-                batch.early = 1;
+                batch.set_early(1);
                 format!("x waited for {late:.1} us; grid {} ctas {} splits {}", tuning.grid, tuning.ctas, tuning.splits)
             };
             println!(

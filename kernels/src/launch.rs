@@ -8,7 +8,8 @@ pub struct Launch {
     pub function: &'static str,
     pub grid: [u32; 3],
     pub block: [u32; 3],
-    /// Dynamic shared memory; above 48 KiB the function's attribute has to be raised first.
+    /// Dynamic shared memory; where it is above 48 KiB together with the kernel's own, the function's attribute has to be raised
+    /// first.
     pub shared_bytes: u32,
     /// The kernel's one argument, by value.
     pub argument: Vec<u8>,

@@ -3,8 +3,8 @@
 use crate::decoder::attention::LINES;
 use crate::decoder::attention_chunk::{CHUNK_HEAD_DIMS, CHUNK_LINES};
 use crate::image::Arch;
+use crate::lora::Group;
 use crate::lora::decode::DECODE_CTAS_PER_SM;
-use crate::lora::plan::Group;
 
 /// How `plan_decode` divides the work.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -118,20 +118,28 @@ pub fn prefill_schedule(arch: Arch, rank: u32, group: &Group) -> Schedule {
     if arch == Arch::Sm90a && rank <= IN_GEMM_RANK && fits { Schedule::InGemm } else { Schedule::DeltaFirst }
 }
 
-/// The fastest schedule of a batch as measured on an H200; `prefill_schedule` knows a prefill better. `layer_bytes`: of the distinct adapters, in one layer.
-pub fn schedule(rows: u32, layer_bytes: u64, prefill: bool, sms: u32) -> Schedule {
-    const MB: u64 = 1 << 20;
-    match rows {
-        _ if prefill => Schedule::DeltaFirst,
+/// The fastest schedule of one group's LoRA in a decode batch as measured on an H200. `bytes`: of the distinct adapters, in this group of one
+/// layer. An SM takes at most some 60 KB in a microsecond, so that much to read wants many; what they cost is the GEMM's.
+pub fn schedule(rows: u32, bytes: u64, group: &Group, sms: u32) -> Schedule {
+    let outputs: u32 = group.outputs.iter().sum();
+    // Adapters to weights, in hundredths.
+    let share = bytes.saturating_mul(100) / (u64::from(group.inputs) * u64::from(outputs) * 2).max(1);
+    let of_132 = |n: u32| Schedule::Beside { sms: (sms * n / 132).max(1) };
+    match share {
+        // So many adapters take longer than the GEMM many times over: both get all SMs.
+        401.. => Schedule::SideStream { ctas: sms * DECODE_CTAS_PER_SM },
         // At few rows a GEMM is as fast on half of the SMs: it waits for memory. So does LoRA, and what it gets of it goes by
         // the SMs that ask.
-        ..=8 if layer_bytes <= 224 * MB => Schedule::Beside { sms: sms * 17 / 33 },
-        ..128 if layer_bytes <= 224 * MB => Schedule::Beside { sms: sms * 16 / 33 },
-        // At many rows it misses each SM that it leaves.
-        128.. if layer_bytes <= 128 * MB => Schedule::Beside { sms: sms * 4 / 33 },
-        128.. if layer_bytes <= 448 * MB => Schedule::Beside { sms: sms * 12 / 33 },
-        // So many adapters take longer than the GEMM: both get all SMs, one after the other.
-        _ => Schedule::SideStream { ctas: sms * DECODE_CTAS_PER_SM },
+        _ if rows < 128 && group.inputs > outputs.saturating_mul(2) => of_132(64),
+        // More tiles of 128 outputs than SMs: a third round costs more than LoRA gains, up to as much as there is of weights.
+        0..100 if rows < 128 && outputs > sms * 128 => of_132(if (30..50).contains(&share) { 32 } else { 48 }),
+        0..20 if rows < 128 => of_132(48),
+        _ if rows < 128 => of_132(64),
+        // At many rows it computes, and misses each SM that it leaves.
+        0..50 => of_132(16),
+        50..80 => of_132(32),
+        80..170 => of_132(48),
+        _ => of_132(64),
     }
 }
 
@@ -149,18 +157,33 @@ mod tests {
         assert_eq!(decode_tuning(0, 1, true).ctas, 1);
     }
 
-    /// The best of docs/BENCHMARKS.md with one number for all groups, by adapters of rank 16: 2.6 MB each.
+    /// By group of a Llama-3-8B (q k v, o, gate up, down): near the best of docs/BENCHMARKS.md in each.
     #[test]
     fn schedules_as_measured() {
-        let rank16 = |adapters: u64| adapters * 2_621_440;
-        assert_eq!(schedule(1, rank16(1), false, 132), Schedule::Beside { sms: 68 });
-        assert_eq!(schedule(64, rank16(9), false, 132), Schedule::Beside { sms: 64 });
-        assert_eq!(schedule(64, rank16(64), false, 132), Schedule::Beside { sms: 64 });
-        assert_eq!(schedule(64, 4 * rank16(64), false, 132), Schedule::SideStream { ctas: 264 });
-        assert_eq!(schedule(256, rank16(32), false, 132), Schedule::Beside { sms: 16 });
-        assert_eq!(schedule(256, rank16(128), false, 132), Schedule::Beside { sms: 48 });
-        assert_eq!(schedule(256, rank16(256), false, 132), Schedule::SideStream { ctas: 264 });
-        assert_eq!(schedule(8192, rank16(16), true, 132), Schedule::DeltaFirst);
+        let groups =
+            [(4096, vec![4096, 1024, 1024]), (4096, vec![4096]), (4096, vec![14336, 14336]), (14336, vec![4096])];
+        let all = |rows: u32, ranks: u64| {
+            groups.clone().map(|(inputs, outputs)| {
+                let width = u64::from(inputs) * outputs.len() as u64 + u64::from(outputs.iter().sum::<u32>());
+                schedule(rows, ranks * width * 2, &Group { inputs, outputs }, 132)
+            })
+        };
+        let beside = |sms: [u32; 4]| sms.map(|sms| Schedule::Beside { sms });
+        assert_eq!(all(1, 16), beside([48, 48, 48, 64]));
+        // 64 rows over nine and 64 adapters of rank 16, 64 of rank 8 and of rank 64.
+        assert_eq!(all(64, 9 * 16), beside([48, 48, 48, 64]));
+        assert_eq!(all(64, 64 * 16), beside([64, 64, 32, 64]));
+        assert_eq!(all(64, 64 * 8), beside([64, 64, 48, 64]));
+        assert_eq!(all(64, 64 * 64), beside([64, 64, 64, 64]));
+        // 256 rows.
+        assert_eq!(all(256, 32 * 16), beside([16, 16, 16, 16]));
+        assert_eq!(all(256, 128 * 16), beside([48, 48, 32, 32]));
+        assert_eq!(all(256, 256 * 16), beside([64, 64, 48, 48]));
+        assert_eq!(all(256, 256 * 64), [Schedule::SideStream { ctas: 264 }; 4]);
+        // Nothing divides by zero, and LoRA has an SM.
+        let none = Group { inputs: 0, outputs: vec![] };
+        assert_eq!(schedule(1, 0, &none, 1), Schedule::Beside { sms: 1 });
+        assert_eq!(schedule(200, 1, &Group { inputs: 8, outputs: vec![8] }, 0), Schedule::Beside { sms: 1 });
     }
 
     #[test]

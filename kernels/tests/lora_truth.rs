@@ -8,6 +8,7 @@ use gpu::{Bits, Gpu, Random};
 use lora::{Adapters, Case, Place};
 use lorafleet_kernels::image::Arch;
 use lorafleet_kernels::lora::{Group, Segment};
+use lorafleet_kernels::tuning::is_prefill;
 
 const RANKS: [u32; 9] = [1, 3, 7, 8, 16, 31, 64, 100, 256];
 
@@ -90,6 +91,28 @@ fn prefill_of_every_rank_and_length() {
         }
         gpu.free_all();
     }
+}
+
+/// A batch of both kinds: short segments by the decode kernel, long ones by the prefill kernels, rows of one y.
+#[test]
+fn one_batch_through_both_kernels() {
+    let Some(gpu) = Gpu::open() else { return };
+    let mut random = Random(31);
+    let (segments, rows, all) = segments(&[1u32, 7, 65, 129, 513, 8, 64, 0, 300], &mut random, true);
+    let group = group(1024, &[512, 256, 256]);
+    let rank = |slot: u32, _: u32, _: u32| RANKS[slot as usize % 9];
+    let adapters = Adapters::new(&gpu, &group, 1, 9, Bits::Bf16, 6144, rank, &mut random);
+    let mut case = Case::new(&gpu, &adapters, segments.clone(), rows, all, &mut random);
+    let (long, short): (Vec<Segment>, Vec<Segment>) = segments.iter().copied().partition(|s| is_prefill(s.rows));
+    assert!(!long.is_empty() && !short.is_empty());
+    case.set_segments(&gpu, &adapters, short);
+    let (before, _) = case.run(&gpu, &adapters, Place { layer: 0, launch: 0, step: 1, early: 0 });
+    case.set_segments(&gpu, &adapters, long);
+    let (_, after) = case.run_prefill(&gpu, &adapters, 0);
+    case.set_segments(&gpu, &adapters, segments);
+    let error = case.check(&adapters, 0, &before, &after);
+    println!("{all} rows: {error:.2e}");
+    assert!(error < 1e-2, "{error}");
 }
 
 /// Ranks up to 64 in the sums of the base product, beside slices, layers and segments that have none; tiles in one round of

@@ -6,14 +6,17 @@ use std::ops::Range;
 
 use cudarc::cublas::{result, sys};
 
-use lorafleet_kernels::tuning::{DecodeTuning, decode_tuning};
+use lorafleet_kernels::lora::decode::DECODE_CTAS_PER_SM;
+use lorafleet_kernels::tuning::{Schedule, decode_tuning, schedule};
 
-use super::gpu::Gpu;
+use super::gpu::{Gpu, Graph};
 use super::model::{Batch, Model};
 
 const WORKSPACE: usize = 64 << 20;
 /// Layers of one graph.
 const LAYERS: u32 = 16;
+/// Each graph is replayed so often.
+const ROUNDS: usize = 21;
 
 pub struct Base {
     handle: sys::cublasHandle_t,
@@ -90,13 +93,16 @@ impl Drop for Base {
     }
 }
 
-/// Microseconds per layer of what `record` captures for each layer and each of `groups`.
-fn measure(gpu: &Gpu, batch: &mut Batch, groups: Range<usize>, record: &dyn Fn(&Batch, u32, usize)) -> f64 {
-    let graph = gpu.capture(|| (0..LAYERS).for_each(|number| groups.clone().for_each(|g| record(batch, number, g))));
-    batch.median(gpu, &graph, LAYERS)
+/// Captures what `record` launches for each layer and each of `groups`.
+fn graph(gpu: &Gpu, batch: &Batch, groups: Range<usize>, record: &dyn Fn(&Batch, u32, usize)) -> Graph {
+    gpu.capture(|| (0..LAYERS).for_each(|number| groups.clone().for_each(|g| record(batch, number, g))))
 }
 
-/// Prints the base alone and what each schedule adds to it, in percent.
+/// SMs that a GEMM is asked to leave.
+const LEFT: [u32; 13] = [12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 64, 68];
+
+/// Prints the base alone and what each schedule adds to it, in percent; by group where LORAFLEET_BENCH_GROUPS is set.
+/// All of a row are measured in turn.
 pub fn beside(gpu: &Gpu, model: &Model, batch: &mut Batch, name: &str) {
     let base = Base::new(gpu, model);
     base.gemm(model, batch, 0, 0, 0.0);
@@ -104,72 +110,110 @@ pub fn beside(gpu: &Gpu, model: &Model, batch: &mut Batch, name: &str) {
     if batch.prefill {
         return super::beside::prefill(gpu, model, batch, &base, name);
     }
-    let lora = |batch: &Batch, stream, number, group, store| {
-        for launch in batch.launches(model, group, number, store) {
-            gpu.launch_on(stream, &launch, true);
-        }
-    };
-    let alone = measure(gpu, batch, 0..4, &|b, number, group| base.gemm(model, b, group, number, 0.0));
+    let mut tried =
+        vec![("serial".to_owned(), [Schedule::Serial; 4]), ("delta first".to_owned(), [Schedule::DeltaFirst; 4])];
+    for ctas in [64, 128, 264] {
+        tried.push((format!("side stream of {ctas}"), [Schedule::SideStream { ctas }; 4]));
+    }
+    for sms in LEFT.into_iter().filter(|sms| batch.pieces() <= sms * 8) {
+        tried.push((format!("beside on {sms} SMs"), [Schedule::Beside { sms }; 4]));
+    }
+    if std::env::var("LORAFLEET_BENCH_GROUPS").is_ok() {
+        let best = by_group(gpu, model, batch, &base, &tried, name);
+        tried.push((format!("best {best:?}"), best));
+    }
+    let chosen =
+        [0, 1, 2, 3].map(|g| schedule(batch.rows, model.group_bytes(&model.groups[g]), &model.groups[g], gpu.sms));
+    tried.push((format!("chosen {chosen:?}"), chosen));
+    let mut graphs = vec![graph(gpu, batch, 0..4, &|b, number, group| base.gemm(model, b, group, number, 0.0))];
+    graphs.extend(tried.iter().map(|(_, schedules)| scheduled(gpu, model, batch, &base, *schedules, 0..4)));
+    let times = batch.medians(gpu, &graphs, ROUNDS, LAYERS);
+    let alone = times[0];
+    let more = |us: f64| format!("+{:.1}%", (us / alone - 1.0) * 100.0);
     let mut line = format!("{name}: base {alone:.1} us");
-    let mut add = |what: &str, us: f64| line += &format!("; {what} +{:.1}%", (us / alone - 1.0) * 100.0);
-    let pieces = batch.pieces();
-    batch.set_tuning(gpu, model, decode_tuning(pieces, gpu.sms, false));
-    let us = measure(gpu, batch, 0..4, &|b, number, group| {
-        base.gemm(model, b, group, number, 0.0);
-        lora(b, gpu.stream, number, group, 0);
-    });
-    add("serial", us);
-    let us = measure(gpu, batch, 0..4, &|b, number, group| {
-        lora(b, gpu.stream, number, group, 1);
-        base.gemm(model, b, group, number, 1.0);
-    });
-    add("delta first", us);
-    // Deltas overwrite y here; the next operation would read them from a buffer of its own.
-    for sms in [32, 64, 132] {
-        let tuning = decode_tuning(pieces, sms, false);
-        batch.set_tuning(gpu, model, DecodeTuning { grid: tuning.ctas, ..tuning });
-        let us = measure(gpu, batch, 0..4, &|b, number, group| {
-            gpu.fork(gpu.stream, gpu.side);
-            lora(b, gpu.side, number, group, 1);
-            base.gemm(model, b, group, number, 0.0);
-            gpu.fork(gpu.side, gpu.stream);
-        });
-        add(&format!("side stream of {}", tuning.ctas), us);
-    }
-    let mut best = [(f64::INFINITY, 0); 4];
-    for sms in [16, 24, 32, 40, 48, 56, 64, 68, 76] {
-        if pieces > sms * 8 {
-            continue;
-        }
-        add(&format!("beside on {sms} SMs"), beside_on(gpu, model, batch, &base, [sms; 4], 0..4));
-        for (group, best) in best.iter_mut().enumerate() {
-            let us = beside_on(gpu, model, batch, &base, [sms; 4], group..group + 1);
-            if us < best.0 {
-                *best = (us, sms);
-            }
-        }
-    }
-    let sms = best.map(|b| b.1);
-    add(&format!("beside on {sms:?} SMs"), beside_on(gpu, model, batch, &base, sms, 0..4));
-    batch.set_tuning(gpu, model, decode_tuning(pieces, gpu.sms, true));
+    tried.iter().zip(&times[1..]).for_each(|((what, _), us)| line += &format!("; {what} {}", more(*us)));
+    batch.set_early(1);
+    batch.set_tuning(gpu, model, decode_tuning(batch.pieces(), gpu.sms, true));
     println!("{line}");
 }
 
-/// Each group's LoRA on SMs of its own, which the GEMM leaves.
-fn beside_on(gpu: &Gpu, model: &Model, batch: &mut Batch, base: &Base, sms: [u32; 4], groups: Range<usize>) -> f64 {
-    for (group, sms) in sms.into_iter().enumerate() {
-        batch.set_group_tuning(gpu, model, group, decode_tuning(batch.pieces(), sms, false));
+/// Prints each schedule's time and the GEMM's without LoRA, group by group; the best of each.
+fn by_group(
+    gpu: &Gpu,
+    model: &Model,
+    batch: &mut Batch,
+    base: &Base,
+    tried: &[(String, [Schedule; 4])],
+    name: &str,
+) -> [Schedule; 4] {
+    [0, 1, 2, 3].map(|group| {
+        let mut graphs = Vec::new();
+        for (_, schedules) in tried {
+            graphs.push(scheduled(gpu, model, batch, base, *schedules, group..group + 1));
+            base.limit(if let Schedule::Beside { sms } = schedules[0] { gpu.sms - sms } else { 0 });
+            graphs
+                .push(graph(gpu, batch, group..group + 1, &|b, number, group| base.gemm(model, b, group, number, 0.0)));
+            base.limit(0);
+        }
+        let times = batch.medians(gpu, &graphs, ROUNDS, LAYERS);
+        let mut line = format!("{name}, group {group}, with LoRA / the GEMM:");
+        let mut best = (f64::INFINITY, Schedule::Serial);
+        for ((what, schedules), us) in tried.iter().zip(times.chunks_exact(2)) {
+            line += &format!(" {what} {:.1}/{:.1};", us[0], us[1]);
+            if us[0] < best.0 {
+                best = (us[0], schedules[group]);
+            }
+        }
+        println!("{line}");
+        best.1
+    })
+}
+
+/// Each group's GEMM and LoRA as its schedule says. Where LoRA writes a delta for the next operation it overwrites y here.
+fn scheduled(
+    gpu: &Gpu,
+    model: &Model,
+    batch: &mut Batch,
+    base: &Base,
+    schedules: [Schedule; 4],
+    groups: Range<usize>,
+) -> Graph {
+    let pieces = batch.pieces();
+    for (group, schedule) in schedules.into_iter().enumerate() {
+        let (sms, early) = match schedule {
+            Schedule::Serial | Schedule::DeltaFirst | Schedule::InGemm => (gpu.sms, 1),
+            Schedule::SideStream { ctas } => (ctas / DECODE_CTAS_PER_SM, 1),
+            Schedule::Beside { sms } => (sms, 2),
+        };
+        batch.set_group_early(group, early);
+        batch.set_group_tuning(gpu, model, group, decode_tuning(pieces, sms, false));
     }
-    batch.early = 2;
-    let us = measure(gpu, batch, groups, &|b, number, group| {
-        base.limit(gpu.sms - sms[group]);
-        gpu.beside(
-            gpu.stream,
-            || base.gemm(model, b, group, number, 0.0),
-            || b.launches(model, group, number, 1).iter().for_each(|l| gpu.launch_on(gpu.stream, l, false)),
-        );
-    });
-    base.limit(0);
-    batch.early = 1;
-    us
+    graph(gpu, batch, groups, &|b, number, group| {
+        let gemm = |beta| base.gemm(model, b, group, number, beta);
+        let lora = |stream, store, overlap| {
+            b.launches(model, group, number, store).iter().for_each(|l| gpu.launch_on(stream, l, overlap));
+        };
+        match schedules[group] {
+            Schedule::Serial => {
+                gemm(0.0);
+                lora(gpu.stream, 0, true);
+            }
+            Schedule::DeltaFirst => {
+                lora(gpu.stream, 1, true);
+                gemm(1.0);
+            }
+            Schedule::InGemm => panic!("a prefill's schedule"),
+            Schedule::SideStream { .. } => {
+                gpu.fork(gpu.stream, gpu.side);
+                lora(gpu.side, 1, true);
+                gemm(0.0);
+                gpu.fork(gpu.side, gpu.stream);
+            }
+            Schedule::Beside { sms } => {
+                base.limit(gpu.sms - sms);
+                gpu.beside(gpu.stream, || gemm(0.0), || lora(gpu.stream, 1, false));
+                base.limit(0);
+            }
+        }
+    })
 }

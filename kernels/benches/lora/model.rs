@@ -1,15 +1,15 @@
 //! Adapters of a Llama-3-8B in a page pool, a batch over them, and their timing.
 
+use lorafleet_kernels::image::Arch;
 use lorafleet_kernels::launch::{DevicePtr, Element, Launch};
 use lorafleet_kernels::lora::decode::{DecodeArgs, EXCHANGE_PARTS, Pool, decode_launch};
 use lorafleet_kernels::lora::gemm::{map_of_w, map_of_x, map_of_y};
 use lorafleet_kernels::lora::layout::{Layout, Projection, a_place, b_place};
-use lorafleet_kernels::lora::plan::{Block, Run};
 use lorafleet_kernels::lora::{
     GemmArgs, GemmPlan, Group, PIECE_ROWS, PrefillArgs, PrefillPlan, Segment, Tensor, gemm_launch, plan_decode,
     plan_gemm, plan_prefill, plan_prefill_as, prefill_launches, twin,
 };
-use lorafleet_kernels::plain::{Plain, bytes_of};
+use lorafleet_kernels::plain::bytes_of;
 use lorafleet_kernels::tuning::{DecodeTuning, Shrink, decode_tuning};
 
 use super::gpu::{Bits, Gpu, Random, bytes, words};
@@ -23,11 +23,11 @@ const PAGE_BYTES: u64 = 2 << 20;
 /// The pool repeats a random block of this size, shifted from page to page.
 const BLOCK_BYTES: usize = 32 << 20;
 const COLUMNS_MAX: usize = 64 * 1024;
-const OVERFLOW_RUNS: usize = 8192;
 
 pub struct Model {
     pub groups: Vec<Group>,
     pub layers: u32,
+    arch: Arch,
     pool: Pool,
     table: DevicePtr,
     tensors: Vec<Tensor>,
@@ -78,6 +78,7 @@ impl Model {
         Self {
             groups: groups.collect(),
             layers,
+            arch: gpu.arch,
             pool,
             table,
             tensors,
@@ -98,6 +99,12 @@ impl Model {
             total += f64::from(rows) * (2.0 * f64::from(group.inputs) + 4.0 * f64::from(outputs));
         }
         total
+    }
+
+    /// Of the adapters in one layer's projections of a group.
+    pub fn group_bytes(&self, group: &Group) -> u64 {
+        let width = u64::from(group.inputs) * group.outputs.len() as u64 + u64::from(group.outputs.iter().sum::<u32>());
+        self.ranks.iter().map(|r| 2 * u64::from(*r) * width).sum()
     }
 
     fn weights(&self, slot: u32, layer: u32, projection: u32) -> twin::Weights {
@@ -134,14 +141,14 @@ struct Buffers {
     tiles: DevicePtr,
     prefill: Option<PrefillPlan>,
     grid: u32,
+    /// As in `DecodeArgs`; 1 is true of a LoRA launch behind the base GEMM that read x.
+    early: u32,
 }
 
 pub struct Batch {
     pub rows: u32,
     pub prefill: bool,
     pub tuning: DecodeTuning,
-    /// As in `DecodeArgs`; 1 is true of a LoRA launch behind the base GEMM that read x.
-    pub early: u32,
     segments: Vec<Segment>,
     rows_ptr: DevicePtr,
     buffers: Vec<Buffers>,
@@ -187,18 +194,18 @@ impl Batch {
                 y: gpu.alloc(y_bytes * sets),
                 x_bytes,
                 y_bytes,
-                blocks: gpu.alloc(512 * Block::SIZE),
-                overflow: gpu.alloc(OVERFLOW_RUNS * Run::SIZE),
+                blocks: 0,
+                overflow: 0,
                 tiles: gpu.upload(&plan.as_ref().map_or(Vec::new(), |p| bytes_of(&p.tiles))),
                 prefill: plan,
                 grid: 0,
+                early: 1,
             });
         }
         let mut batch = Self {
             rows,
             prefill,
             tuning: decode_tuning(pieces, gpu.sms, true),
-            early: 1,
             segments,
             rows_ptr: gpu.upload(&bytes_of(&order)),
             buffers,
@@ -229,21 +236,25 @@ impl Batch {
         (0..model.groups.len()).for_each(|group| self.set_group_tuning(gpu, model, group, tuning));
     }
 
+    pub fn set_early(&mut self, early: u32) {
+        (0..self.buffers.len()).for_each(|group| self.set_group_early(group, early));
+    }
+
+    pub fn set_group_early(&mut self, group: usize, early: u32) {
+        self.buffers[group].early = early;
+    }
+
     pub fn set_group_tuning(&mut self, gpu: &Gpu, model: &Model, group: usize, tuning: DecodeTuning) {
         if self.prefill {
             return;
         }
-        gpu.sync();
         let plan = plan_decode(&self.segments, &model.groups[group], &tuning).unwrap();
-        assert!(
-            plan.exchange_columns as usize <= COLUMNS_MAX / EXCHANGE_PARTS as usize
-                && plan.overflow.len() <= OVERFLOW_RUNS
-                && plan.blocks.len() <= 512
-        );
+        assert!(plan.exchange_columns as usize <= COLUMNS_MAX / EXCHANGE_PARTS as usize);
         let buffers = &mut self.buffers[group];
         buffers.grid = tuning.grid;
-        gpu.write(buffers.blocks, &bytes_of(&plan.blocks));
-        gpu.write(buffers.overflow, &bytes_of(&plan.overflow));
+        // Buffers of their own: graphs that were captured with another plan keep it.
+        buffers.blocks = gpu.upload(&bytes_of(&plan.blocks));
+        buffers.overflow = gpu.upload(&bytes_of(&plan.overflow));
     }
 
     /// Another width of the CTAs of the prefill's expand.
@@ -342,11 +353,11 @@ impl Batch {
             layer,
             launch: number * 4 + group as u32,
             store,
-            early: self.early,
+            early: buffers.early,
             part: (COLUMNS_MAX / EXCHANGE_PARTS as usize) as u32,
             ..DecodeArgs::of_group(shape)
         };
-        vec![decode_launch(&args, Element::Bf16, buffers.grid)]
+        vec![decode_launch(&args, Element::Bf16, buffers.grid, model.arch)]
     }
 
     pub fn next_step(&mut self, gpu: &Gpu) {

@@ -2,6 +2,7 @@
 
 use super::plan::{Block, Group, Run};
 use super::{BLOCK_INPUTS, SLICES};
+use crate::image::Arch;
 use crate::launch::{DevicePtr, Element, Launch};
 use crate::plain::{Plain, plain};
 
@@ -92,8 +93,17 @@ impl DecodeArgs {
     }
 }
 
+/// Shared memory of a CTA in which its warps' weights arrive, 8 KB each where an SM has enough for two CTAs.
+const fn ring_bytes(arch: Arch) -> u32 {
+    DECODE_THREADS / 32
+        * match arch {
+            Arch::Sm80 => 5120,
+            Arch::Sm90a | Arch::Sm100 => 8192,
+        }
+}
+
 /// `grid` as in the tuning: it does not depend on the mix, so one graph replays any.
-pub fn decode_launch(args: &DecodeArgs, element: Element, grid: u32) -> Launch {
+pub fn decode_launch(args: &DecodeArgs, element: Element, grid: u32, arch: Arch) -> Launch {
     Launch {
         module: "lora_decode",
         function: match element {
@@ -102,7 +112,7 @@ pub fn decode_launch(args: &DecodeArgs, element: Element, grid: u32) -> Launch {
         },
         grid: [grid, 1, 1],
         block: [DECODE_THREADS, 1, 1],
-        shared_bytes: 0,
+        shared_bytes: ring_bytes(arch),
         argument: args.to_bytes(),
         overlaps_previous: true,
     }
@@ -120,7 +130,9 @@ mod tests {
         let args = DecodeArgs::of_group(&Group { inputs: 72, outputs: vec![200, 8] });
         assert_eq!((args.blocks_in, args.slices, args.stride_y), (3, 2, 208));
         assert_eq!((args.outputs, args.column, args.unit_end), ([200, 8, 0], [0, 200, 208], [4, 5, 5]));
-        let launch = decode_launch(&args, Element::F16, 264);
+        let launch = decode_launch(&args, Element::F16, 264, Arch::Sm90a);
         assert_eq!((launch.function, launch.grid, launch.argument.len()), ("lora_decode_f16", [264, 1, 1], 192));
+        // Beside what the kernel has of its own, two CTAs fit the 164 KB of an A100 and the 228 KB of later SMs.
+        assert_eq!([Arch::Sm80, Arch::Sm90a].map(ring_bytes), [40 << 10, 64 << 10]);
     }
 }

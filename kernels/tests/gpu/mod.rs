@@ -170,7 +170,7 @@ impl Gpu {
     pub fn launch_on(&self, stream: sys::CUstream, launch: &Launch, overlap: bool) {
         let f = self.function(launch.module, launch.function);
         unsafe {
-            if launch.shared_bytes > 48 << 10 {
+            if launch.shared_bytes > 0 {
                 let a = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                 result::function::set_function_attribute(f, a, launch.shared_bytes as i32).unwrap();
             }

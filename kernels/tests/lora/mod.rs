@@ -1,6 +1,7 @@
 //! Adapters in a page pool on the device, a batch over them, and what the twin makes of it.
 #![allow(dead_code)]
 
+use lorafleet_kernels::image::Arch;
 use lorafleet_kernels::launch::{DevicePtr, Element, Launch};
 use lorafleet_kernels::lora::decode::{DecodeArgs, EXCHANGE_PARTS, Pool, decode_launch};
 use lorafleet_kernels::lora::gemm::{map_of_w, map_of_x, map_of_y};
@@ -118,6 +119,7 @@ pub struct Case {
     pub rows: Vec<i32>,
     pub all_rows: u32,
     pub ctas: u32,
+    pub arch: Arch,
     pub chained: bool,
     pub store: u32,
     pub x_bits: Vec<u16>,
@@ -156,6 +158,7 @@ impl Case {
             segments: Vec::new(),
             all_rows,
             ctas,
+            arch: gpu.arch,
             chained: false,
             store: 0,
             x: gpu.upload(&bytes(&x_bits)),
@@ -208,7 +211,7 @@ impl Case {
             part: EXCHANGE_PART as u32,
             ..DecodeArgs::of_group(&adapters.group)
         };
-        decode_launch(&args, adapters.element(), self.ctas)
+        decode_launch(&args, adapters.element(), self.ctas, self.arch)
     }
 
     /// y before and after one launch.
