@@ -77,7 +77,7 @@ fn on_a_cluster_changed_content_is_a_new_revision() {
 }
 
 /// What is served is taken away, though the source has held other bytes for a while.
-fn a_policy_forbids_it(space: &Namespace, client: &Client) {
+fn a_policy_forbids_it(space: &Namespace<'_>, client: &Client) {
     let tighten = r#"--patch={"spec": {"adapterPolicy": {"maxRank": 8}}}"#;
     space.kubectl.output(["patch", "basemodel", "smollm2", "--type=merge", tighten]).unwrap();
     let available = space.condition("loraadapter", "changing", "Available", "False").unwrap();
