@@ -1,0 +1,34 @@
+//! A pool whose Secret with the clients' keys is absent says so by its name, and serves once it is there.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use lorafleet_e2e::chat::Client;
+use lorafleet_e2e::wait;
+use lorafleet_e2e::world::{PATIENCE, World};
+
+#[test]
+#[ignore = "needs a cluster: cargo xtask test"]
+fn on_a_cluster_missing_keys_are_named() {
+    let world = World::shared().unwrap();
+    let space = world.namespace("keyless").unwrap();
+    space.apply(&space.demo("base").unwrap()).unwrap();
+    space.apply(&(space.demo("pool").unwrap() + "  gateway: {apiKeysSecretRef: {name: clients}}\n")).unwrap();
+    let said = wait::until("the pool names the Secret", PATIENCE, || {
+        let ready = space.condition("servingpool", "chat", "Ready", "False")?;
+        Ok((ready["reason"] == "CredentialsMissing").then_some(ready))
+    })
+    .unwrap();
+    assert!(said["message"].as_str().unwrap().contains("'clients'"), "{said}");
+
+    let clients = "apiVersion: v1
+kind: Secret
+metadata: {name: clients}
+stringData: {alice: '{\"key\": \"alice-key\", \"models\": [\"smollm2\"]}'}
+";
+    space.apply(clients).unwrap();
+    space.condition("servingpool", "chat", "Ready", "True").unwrap();
+    let nobody = Client::new(space.reach("service/chat-gateway", 80).unwrap());
+    let status = |client: &Client| client.chat("smollm2", "Hello", 1).unwrap().status;
+    wait::until("the key counts", PATIENCE, || Ok((status(&nobody.with_key("alice-key")) == 200).then_some(())))
+        .unwrap();
+    assert_eq!(status(&nobody), 401);
+}
