@@ -329,10 +329,13 @@ fn remove(settings: &Settings, folder: &Path) -> Result<()> {
     while let Some(node) = Node::find(folder) {
         node.kill()?;
     }
-    // The link goes with the node's namespace; one whose node died half made is removed here.
+    // The link goes with the node's namespace, but that may stay a minute or two, for connections whose other end has gone before
+    // it; and one whose node died half made is not in any.
     if let Ok(interface) = fs::read_to_string(folder.join(INTERFACE)) {
         let link = Shell::new("ip").args(["link", "show", "dev", &interface]).finish()?;
-        if link.success && !link.stdout.contains("state UP") {
+        let ours = format!("alias {}", settings.link_alias());
+        let ours = link.stdout.lines().any(|line| line.trim() == ours);
+        if link.success && (ours || !link.stdout.contains("state UP")) {
             Shell::new("ip").args(["link", "delete", &interface]).finish()?;
         }
     }

@@ -142,6 +142,7 @@ impl Node {
         let inside = self.first.to_string();
         let link = &settings.interface;
         ip(Shell::new("ip"), &format!("link add {link} type veth peer name uplink netns {inside}"))?;
+        ip(Shell::new("ip"), &format!("link set {link} alias {}", settings.link_alias()))?;
         ip(Shell::new("ip"), &format!("address add {host}/30 dev {link}"))?;
         ip(Shell::new("ip"), &format!("link set {link} up"))?;
         ip(self.shell("ip"), "link set lo up")?;

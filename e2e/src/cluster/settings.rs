@@ -160,6 +160,11 @@ impl Settings {
         format!("https://{}:6443", self.node_ip())
     }
 
+    /// What the link says of itself, so that nobody removes another cluster's.
+    pub fn link_alias(&self) -> String {
+        format!("lorafleet-{}", self.name)
+    }
+
     /// Parent of all control groups of the cluster's pods.
     pub fn control_group(&self) -> String {
         format!("/lorafleet-{}", self.name)
