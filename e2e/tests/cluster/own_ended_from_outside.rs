@@ -13,7 +13,9 @@ use crate::traces::traces;
 
 fn up(settings: &Settings) -> Command {
     let (network, services) = (settings.network.to_string(), settings.services.to_string());
-    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    // A shell's background job, for one, ignores SIGINT, and so would all that it starts.
+    let mut command = Command::new("env");
+    command.args(["--default-signal", env!("CARGO_BIN_EXE_xtask")]);
     command.args(["up", "--name", &settings.name, "--interface", &settings.interface]);
     command.args(["--network", &network, "--services", &services]).stdout(Stdio::null()).stderr(Stdio::piped());
     command
