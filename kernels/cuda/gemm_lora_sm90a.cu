@@ -77,19 +77,6 @@ template <int N> struct LowStage {
   }
 };
 
-DEVICE float4 wide(const float (&c)[4]) { return make_float4(c[0], c[1], c[2], c[3]); }
-DEVICE void add(float (&c)[4], const float4& v) {
-  c[0] += v.x;
-  c[1] += v.y;
-  c[2] += v.z;
-  c[3] += v.w;
-}
-// Sums of 16 rows by 16 ranks, the lower eight first, as an operand.
-template <class T> DEVICE uint4 operand_of(const float (&c)[2][4], float scale) {
-  return make_uint4(T::pack(c[0][0] * scale, c[0][1] * scale), T::pack(c[0][2] * scale, c[0][3] * scale), T::pack(c[1][0] * scale, c[1][1] * scale),
-                    T::pack(c[1][2] * scale, c[1][3] * scale));
-}
-
 // ---- x A on its way to other tiles
 
 // What becomes of a warp's x A, in memory: the parts of K, then, in the place of the first, their scaled sum as an operand of 64 rows

@@ -61,3 +61,17 @@ struct Reader {
     return base + (u64)fragment * 512;
   }
 };
+
+// Sums on their way between CTAs, four of a lane together.
+DEVICE float4 wide(const float (&c)[4]) { return make_float4(c[0], c[1], c[2], c[3]); }
+DEVICE void add(float (&c)[4], const float4& v) {
+  c[0] += v.x;
+  c[1] += v.y;
+  c[2] += v.z;
+  c[3] += v.w;
+}
+// Sums of 16 rows by 16 ranks, the lower eight first, as the operand of the product with B.
+template <class T> DEVICE uint4 operand_of(const float (&c)[2][4], float scale) {
+  return make_uint4(T::pack(c[0][0] * scale, c[0][1] * scale), T::pack(c[0][2] * scale, c[0][3] * scale), T::pack(c[1][0] * scale, c[1][1] * scale),
+                    T::pack(c[1][2] * scale, c[1][3] * scale));
+}

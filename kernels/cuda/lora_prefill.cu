@@ -109,21 +109,6 @@ struct Feeder {
   }
 };
 
-DEVICE float4 wide(const float (&c)[4]) { return make_float4(c[0], c[1], c[2], c[3]); }
-DEVICE void add(float (&c)[4], const float4& v) {
-  c[0] += v.x;
-  c[1] += v.y;
-  c[2] += v.z;
-  c[3] += v.w;
-}
-
-// Sums of 16 rows by 16 ranks, the lower eight first, as the expand's operand.
-template <class T> DEVICE uint4 operand_of(const float (&c)[2][4], float scale) {
-  return make_uint4(T::pack(c[0][0] * scale, c[0][1] * scale), T::pack(c[0][2] * scale, c[0][3] * scale), T::pack(c[1][0] * scale, c[1][1] * scale),
-                    T::pack(c[1][2] * scale, c[1][3] * scale));
-}
-
-
 // Up to N rank tiles. A lane has DEPTH blocks of both its rows in flight, and asks for BURST of them at a time.
 template <class T, int N, int PARTS, int DEPTH, int BURST>
 DEVICE void shrink(const Prefill& P, u32 tile_index, u32 half_tile, const int (&row)[2], const Column& column, u32 first, u32 n, u32 halves, char* ring, Barrier* full,
