@@ -13,6 +13,9 @@ pub const ADAPTERS_MAX: usize = 10_000;
 /// Largest report that is read: that many adapters with the longest names, each with an alias.
 pub const REPORT_BYTES_MAX: usize = ADAPTERS_MAX * 768;
 
+/// Longest name of holdings that is sent back to a pod.
+const HOLDINGS_NAME_BYTES_MAX: usize = 128;
+
 /// Desired state of one engine pod: the body of `PUT /v1/placement`.
 ///
 /// The engine converges to it by itself. 409 `Stale` if `boot_id` is not the process that answers, or if `generation`
@@ -118,6 +121,17 @@ pub struct Report {
     pub unchanged: bool,
     pub adapters: Vec<AdapterReport>,
     pub aliases: BTreeMap<String, Digest>,
+}
+
+impl Report {
+    /// Path and query to ask a pod with, by who knows these `holdings` of its last report. A name that is no plain word is
+    /// not sent back.
+    pub fn path(known: Option<&str>) -> String {
+        let plain = |name: &&str| {
+            name.len() <= HOLDINGS_NAME_BYTES_MAX && name.bytes().all(|byte| byte.is_ascii_alphanumeric())
+        };
+        format!("/v1/lora_adapters?known={}", known.filter(plain).unwrap_or_default())
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

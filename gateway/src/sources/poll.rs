@@ -22,8 +22,6 @@ const SPACING: Duration = Duration::from_millis(100);
 const EARLY: Duration = Duration::from_millis(50);
 const TIMEOUT: Duration = Duration::from_millis(800);
 const CONCURRENT_MAX: usize = 128;
-/// Longest name of holdings that is sent back to a pod.
-const TAG_BYTES_MAX: usize = 128;
 
 /// What is known of each pod by name.
 pub type Reports = BTreeMap<String, Polled>;
@@ -122,10 +120,7 @@ async fn ask(
     if let Some(key) = sources.engine_key.borrow().clone() {
         headers.insert(header::AUTHORIZATION, key);
     }
-    // What is no plain word is not sent back.
-    let plain = |tag: &&str| tag.len() <= TAG_BYTES_MAX && tag.bytes().all(|byte| byte.is_ascii_alphanumeric());
-    let tag = known.map(|known| known.tag.as_str()).filter(plain).unwrap_or_default();
-    let path = format!("/v1/lora_adapters?known={tag}");
+    let path = Report::path(known.map(|known| known.tag.as_str()));
     // Before the question: what is sent while it is on its way may or may not be in the answer.
     let outstanding = sources.in_flight.on_pod(pod);
     let body = sources.upstream.get(endpoint.address, &path, headers, REPORT_BYTES_MAX).await?;

@@ -33,9 +33,6 @@ struct Known {
 /// How long a report stands in for one that a busy pod did not give in time.
 const REPORT_STANDS: Duration = Duration::from_secs(15);
 
-/// Longest name of holdings that is sent back to a pod.
-const TAG_BYTES_MAX: usize = 128;
-
 /// Characters of an error that are repeated.
 const ERROR_LENGTH_MAX: usize = 400;
 
@@ -97,10 +94,7 @@ impl Engines {
     pub async fn report(&self, uid: &str, address: &str, key: &str) -> Result<Held, EngineError> {
         // Taken out, so that what has not changed can be moved into the new report.
         let mut known = self.lock().remove(uid).filter(|known| known.at.elapsed() < REPORT_STANDS);
-        // What is no plain word is not sent back.
-        let plain = |tag: &&str| tag.len() <= TAG_BYTES_MAX && tag.bytes().all(|byte| byte.is_ascii_alphanumeric());
-        let tag = known.as_ref().map(|known| known.report.holdings.as_str()).filter(plain).unwrap_or_default();
-        let url = self.url(address, &format!("/v1/lora_adapters?known={tag}"));
+        let url = self.url(address, &Report::path(known.as_ref().map(|known| known.report.holdings.as_str())));
         let heard = match self.answer(self.http.get(url).bearer_auth(key)).await {
             Ok(body) => self.read(&body.bytes, &mut known).await,
             Err(error) => Err(error),
