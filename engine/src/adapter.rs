@@ -10,4 +10,4 @@ mod disk;
 
 pub use copies::{BaseTensors, CopyDiffers, Exactness, check_copies};
 pub use disk::DiskCache;
-pub use loader::{LoadError, LoadedAdapter, Loader, Origin, Room};
+pub use loader::{LoadError, LoadedAdapter, Loader, Origin};

@@ -6,9 +6,10 @@ use std::time::Instant;
 use lorafleet_artifact::{BaseShape, Claims, Digest, Policy};
 use lorafleet_backend::batch::PageBudget;
 use lorafleet_backend::layout::Layout;
+use lorafleet_listen::Room;
 use lorafleet_source::{Progress, ReadLimits, Sources};
 
-use crate::adapter::{BaseTensors, DiskCache, LoadError, LoadedAdapter, Loader, Room};
+use crate::adapter::{BaseTensors, DiskCache, LoadError, LoadedAdapter, Loader};
 use crate::config::Config;
 use crate::fleet::{Load, Loading};
 use crate::flights::Flights;

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use lorafleet_artifact::safetensors::{Safetensors, SafetensorsLimits};
 use lorafleet_artifact::{BaseShape, Claims, Digest, FloatType, HuggingFaceConfig, Policy, SourceUri};
-use lorafleet_engine::adapter::{BaseTensors, DiskCache, Exactness, LoadError, LoadedAdapter, Loader, Origin, Room};
+use lorafleet_engine::adapter::{BaseTensors, DiskCache, Exactness, LoadError, LoadedAdapter, Loader, Origin};
+use lorafleet_listen::Room;
 use lorafleet_source::{Access, Progress, ReadLimits, Sources};
 
 fn cases() -> PathBuf {
@@ -307,7 +308,7 @@ async fn loads_wait_until_there_is_room_for_their_bytes() {
     loader.room = Room::new(9000);
     let mut expected = None;
     for origin in [Origin::Source, Origin::Disk] {
-        let held = loader.room.take(1).await.unwrap();
+        let held = loader.room.take(1).await;
         let mut loading = Box::pin(load(&loader, &folder, expected));
         let early = tokio::time::timeout(std::time::Duration::from_millis(200), &mut loading).await;
         assert!(early.is_err(), "it was loaded beside what takes the room");

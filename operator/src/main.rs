@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use lorafleet_crds::crdgen;
+use lorafleet_listen::Told;
 use lorafleet_operator::{Settings, rbac};
-use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 #[derive(Parser)]
@@ -42,12 +42,9 @@ fn run(settings: Settings) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         let client = kube::Client::try_default().await.context("finding the cluster")?;
-        let mut terminate = signal(SignalKind::terminate())?;
+        let mut told = Told::new()?;
         let stop = async move {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = tokio::signal::ctrl_c() => {}
-            }
+            told.next().await;
             tracing::info!("stopping");
         };
         Ok(lorafleet_operator::run(client, settings, stop).await?)

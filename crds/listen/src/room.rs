@@ -1,11 +1,11 @@
-//! What all bodies of a process may take together.
+//! Memory that many share: the bodies of all requests, the reports of all pods, all loads at a time.
 
 use std::sync::Arc;
 
 use futures::{Stream, StreamExt as _};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Memory that bodies share, counted in KiB. Clones share it too.
+/// Memory that many share, counted in KiB. Clones share it too.
 #[derive(Clone, Debug)]
 pub struct Room {
     bytes: u64,
@@ -36,6 +36,15 @@ impl Room {
     /// Nothing yet.
     pub fn share(&self) -> Share {
         Share { room: self.clone(), kib: 0, taken: None }
+    }
+
+    /// Waits for so many bytes, or for all there are where they are more. First come, first served.
+    pub async fn take(&self, bytes: u64) -> Share {
+        let all = u32::try_from(self.bytes.div_ceil(1024)).unwrap_or(u32::MAX);
+        let kib = u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX).min(all);
+        // An error would mean that the semaphore was closed, which nobody does.
+        let taken = Arc::clone(&self.free).acquire_many_owned(kib).await.ok();
+        Share { room: self.clone(), kib, taken }
     }
 
     /// What nobody has taken.

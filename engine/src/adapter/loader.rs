@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use lorafleet_artifact::{BaseShape, Claims, Digest, Policy, Reason, Refusal, SourceUri, Verification, Verified};
 use lorafleet_backend::HostAdapter;
+use lorafleet_listen::Room;
 use lorafleet_source::{AdapterBytes, AdapterError, ErrorKind, Progress, SourceError, Sources, list_adapter};
-use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::{BaseTensors, DiskCache, check_copies};
 
@@ -18,29 +18,9 @@ pub struct Loader {
     /// The base's own weights, for adapters that carry copies of them. Without it, such adapters are refused.
     pub tensors: Option<Arc<dyn BaseTensors>>,
     pub disk: Option<DiskCache>,
+    /// What loads may hold in memory at the same time, before their adapters are counted elsewhere. One that is too large
+    /// for it is refused by the policy, not here.
     pub room: Room,
-}
-
-/// What loads may hold in memory at the same time, before their adapters are counted elsewhere.
-#[derive(Debug)]
-pub struct Room {
-    kib: u32,
-    free: Semaphore,
-}
-
-impl Room {
-    pub fn new(bytes: u64) -> Self {
-        let kib = u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX).max(1);
-        Self { kib, free: Semaphore::new(kib as usize) }
-    }
-
-    /// Waits for so many bytes, or for all there are: one that is too large is refused by the policy, not here. First
-    /// come, first served.
-    pub async fn take(&self, bytes: u64) -> Option<SemaphorePermit<'_>> {
-        let kib = u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX).clamp(1, self.kib);
-        // An error would mean that the semaphore was closed, which nobody does.
-        self.free.acquire_many(kib).await.ok()
-    }
 }
 
 #[derive(Debug)]
