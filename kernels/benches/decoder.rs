@@ -17,10 +17,32 @@ use lorafleet_kernels::decoder::kv::{Kv, Row, page_bytes};
 use lorafleet_kernels::decoder::pages::{PagesArgs, pages_launch, scatter};
 use lorafleet_kernels::decoder::rope::{RopeArgs, frequencies, rope_launch};
 use lorafleet_kernels::decoder::{activation, embedding, norm};
-use lorafleet_kernels::launch::Element;
+use lorafleet_kernels::launch::{Element, Launch};
 use lorafleet_kernels::plain::bytes_of;
 use lorafleet_kernels::tuning::attention_lines;
 use measure::{SETS, noise, row};
+
+/// Below an op's row: what a plain copy takes that reads and writes as many bytes in as many arrays, launched alike; and a launch of
+/// as many CTAs that do nothing.
+fn floor(gpu: &Gpu, each: u64, reads: u32, writes: u32) {
+    let (x, y) =
+        (noise(gpu, (each * u64::from(reads) / 2) as usize), gpu.alloc((each * u64::from(writes) * SETS) as usize));
+    for (what, pieces) in [("  a copy of such arrays", each as u32 / 16), ("  as many CTAs without work", 0)] {
+        row(gpu, what, (each * u64::from(reads + writes)) as f64, |set| {
+            let place = |p: u64, n: u32| p + set * each * u64::from(n);
+            let words = [pieces, reads, writes, 0].map(u32::to_le_bytes).concat();
+            vec![Launch {
+                module: "floor",
+                function: "floor_copy",
+                grid: [(each as u32 / 16).div_ceil(256), 1, 1],
+                block: [256, 1, 1],
+                shared_bytes: 0,
+                argument: [&place(x, reads).to_le_bytes()[..], &place(y, writes).to_le_bytes(), &words].concat(),
+                overlaps_previous: true,
+            }]
+        });
+    }
+}
 
 fn small(gpu: &Gpu, rows: u32) {
     let (hidden, inner, element) = (4096u32, 14336u32, Element::Bf16);
@@ -41,6 +63,7 @@ fn small(gpu: &Gpu, rows: u32) {
         };
         vec![norm::norm_launch(&args, rows, element).unwrap()]
     });
+    floor(gpu, u64::from(rows * hidden) * 2, 2, 2);
     let gate_up = noise(gpu, n * 2 * inner as usize);
     let out = noise(gpu, n * inner as usize);
     row(gpu, &format!("activation, {rows} rows"), f64::from(rows) * f64::from(inner) * 6.0, |set| {
@@ -51,8 +74,9 @@ fn small(gpu: &Gpu, rows: u32) {
             width: inner,
             ..activation::ActivationArgs::default()
         };
-        vec![activation::activation_launch(&args, gpu.sms, element).unwrap()]
+        vec![activation::activation_launch(&args, element).unwrap()]
     });
+    floor(gpu, u64::from(rows) * u64::from(inner) * 2, 2, 1);
     let vocabulary = 128_256u32;
     let table = gpu.alloc(vocabulary as usize * hidden as usize * 2);
     gpu.fill(table, 0x3c, vocabulary as usize * hidden as usize * 2);
@@ -71,6 +95,7 @@ fn small(gpu: &Gpu, rows: u32) {
         };
         vec![embedding::embedding_launch(&args, element).unwrap()]
     });
+    floor(gpu, u64::from(rows * hidden) * 2, 1, 1);
     let (heads, kv_heads, dim) = (32u32, 8u32, 128u32);
     let width = (heads + 2 * kv_heads) * dim;
     let qkv = noise(gpu, n * width as usize);
@@ -101,6 +126,7 @@ fn small(gpu: &Gpu, rows: u32) {
         };
         vec![rope_launch(&args, rows, element).unwrap()]
     });
+    floor(gpu, u64::from(rows * width) * 2, 1, 1);
 }
 
 fn attention(gpu: &Gpu, batch: u32, context: u32, fresh: u32) {
@@ -154,7 +180,7 @@ fn attention(gpu: &Gpu, batch: u32, context: u32, fresh: u32) {
             ..AttentionArgs::default()
         };
         match chunk {
-            true => vec![attention_chunk_launch(&args, Element::Bf16).unwrap()],
+            true => vec![attention_chunk_launch(&args, Element::Bf16, gpu.sms).unwrap()],
             false => attention_launches(&args, Element::Bf16).unwrap(),
         }
     });

@@ -1,12 +1,12 @@
 // o = softmax(scale q K^T) V over a sequence's pages, causal, for chunks of a prompt, on Hopper's warpgroup products.
 //
-// A tile is up to 128 lines: the query heads of one KV head for tokens that stand side by side. A CTA takes one tile and one KV
-// head. Its third warpgroup copies blocks of 128 keys and of 128 values, 16 bytes to a lane and page by page, into two stages of
-// shared memory each; the other two take 64 lines each: S = q K^T of the next block runs beside P V of the block before, and one
-// warpgroup's softmax beside the other's products. Blocks go from the newest to the oldest.
+// A tile is up to 128 lines: the query heads of one KV head for tokens that stand side by side. CTAs stay, and take one tile and KV
+// head after the other. The third warpgroup copies q and blocks of 128 keys and of 128 values, 16 bytes to a lane and page by page;
+// the other two take 64 lines each: S = q K^T of the next block runs beside P V of the block before, also where the next block is
+// the next tile's, and one warpgroup's softmax beside the other's products. Blocks go from the newest to the oldest.
 //
-// Shared memory, all in the 128-byte swizzle (16-byte piece c of row r lies at c ^ (r & 7)): q as 128 lines, K and V as 128 tokens,
-// each in parts of 64 dimensions. K is the product's second operand as it lies; V is the one that is read along its columns.
+// Shared memory, all in the 128-byte swizzle (16-byte piece c of row r lies at c ^ (r & 7)): q as 128 lines of two tiles, K and V as
+// 128 tokens in two stages each, in parts of 64 dimensions. K is the product's second operand as it lies; V is the one that is read along its columns.
 // Limits: head_dim 64 or 128; page_tokens a multiple of 16; at most 16 query heads to a KV head; scale above 0; no parts of a
 // sequence. Scores, sums and outputs in f32; probabilities are rounded to the element type. Tokens behind the last are zeros here.
 // Bound: 4 head_dim operations for each line and token that it sees.
@@ -66,6 +66,28 @@ struct WideF16 : F16 {
   PRODUCTS("f16")
 };
 
+// ---- which work is whose
+
+// One tile of one KV head.
+struct Work {
+  Tile tile;
+  u32 head;
+  int last, newest, blocks;      // the last token; the block that it is in; blocks from there on back
+
+  // Every second round of the CTAs goes backwards: where the longest tiles come first, all get about as many blocks.
+  DEVICE bool take(const Attention& P, u32 round) {
+    const u32 item = round * gridDim.x + (round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    if (item >= P.tile_count * P.kv.heads) return false;
+    const uint4 v = __ldg((const uint4*)P.tiles + item / P.kv.heads);
+    tile = Tile{v.x, v.y, (int)v.z, v.w};
+    head = item % P.kv.heads;
+    last = tile.position + (int)tile.tokens - 1;
+    newest = last / BLOCK;
+    blocks = newest - (P.window ? max(tile.position + 1 - (int)P.window, 0) / BLOCK : 0) + 1;
+    return true;
+  }
+};
+
 // ---- the copying warpgroup
 
 // One side (0 keys, 1 values) of the 128 tokens from `first` on.
@@ -87,6 +109,68 @@ template <int D> DEVICE void copy_block(const Kv& kv, const char* row0, u32 list
   }
 }
 
+// A tile's lines of q.
+template <int D> DEVICE void copy_queries(const Attention& P, const Work& w, u32 to) {
+  constexpr u32 PIECES = D / 8, ROWS = 128 / PIECES;      // rows that the warpgroup brings at a time
+  const u32 thread = threadIdx.x & 127, piece = thread % PIECES, row = thread / PIECES, per = P.query_heads / P.kv.heads;
+#pragma unroll 4
+  for (u32 i = 0; i < 128 / ROWS; i++) {
+    const u32 line = i * ROWS + row, token = line / per;
+    const bool there = token < w.tile.tokens;
+    const u16* from = P.q + (u64)(w.tile.row + (there ? token : 0)) * P.stride_q + (w.head * per + line % per) * D + piece * 8;
+    copy_or_zero(to + piece / 8 * PART + line * 128 + ((piece & 7) ^ (line & 7)) * 16, from, there);
+  }
+}
+
+template <int D> struct Shared {
+  static constexpr u32 BLOCK_BYTES = D / 64 * PART;
+  u32 queries, keys, values;
+  DEVICE explicit Shared(const char* raw) {
+    queries = (shared_address(raw) + 1023) & ~1023u;
+    keys = queries + 2 * BLOCK_BYTES;
+    values = keys + STAGES * BLOCK_BYTES;
+  }
+};
+
+// What the warpgroups tell each other: a stage is there, or free again.
+struct Barriers {
+  Barrier query_full[2], query_empty[2], key_full[STAGES], key_empty[STAGES], value_full[STAGES], value_empty[STAGES];
+  DEVICE void init() {
+    static_assert(STAGES == 2, "q has as many");
+    for (u32 s = 0; s < STAGES; s++) {
+      query_full[s].init(128);
+      key_full[s].init(128);
+      value_full[s].init(128);
+      query_empty[s].init(CONSUMERS / 32);
+      key_empty[s].init(CONSUMERS / 32);
+      value_empty[s].init(CONSUMERS / 32);
+    }
+    barriers_ready();
+  }
+};
+
+template <int D> DEVICE void copy_all(const Attention& P, Barriers& b, const Shared<D>& to) {
+  const u64 to_values = (u64)P.kv.heads * P.kv.page_tokens * (D * 2);
+  Work w;
+  for (u32 round = 0, number = 0; w.take(P, round); round++) {
+    const u32 buffer = round & 1;
+    b.query_empty[buffer].wait((round >> 1 & 1) ^ 1);
+    copy_queries<D>(P, w, to.queries + buffer * to.BLOCK_BYTES);
+    b.query_full[buffer].arrive_behind_copies();
+    const char* row0 = P.kv.base + ((u64)(P.kv.layer * 2) * P.kv.heads + w.head) * P.kv.page_tokens * (D * 2);
+    for (int i = 0; i < w.blocks; i++, number++) {
+      const u32 stage = number % STAGES, phase = (number / STAGES & 1) ^ 1;
+      const int first = (w.newest - i) * BLOCK;
+      b.key_empty[stage].wait(phase);
+      copy_block<D>(P.kv, row0, w.tile.list, first, w.last + 1, to.keys + stage * to.BLOCK_BYTES);
+      b.key_full[stage].arrive_behind_copies();
+      b.value_empty[stage].wait(phase);
+      copy_block<D>(P.kv, row0 + to_values, w.tile.list, first, w.last + 1, to.values + stage * to.BLOCK_BYTES);
+      b.value_full[stage].arrive_behind_copies();
+    }
+  }
+}
+
 // ---- the multiplying warpgroups
 
 DEVICE float power_of_2(float x) {
@@ -100,6 +184,22 @@ template <class T, int D> struct Lines {
   u32 p[32];
   int limit[2];          // the last token that a line sees; below zero: no line
   float top[2], sum[2], keep[2];
+
+  static DEVICE u32 line_of(int r) { return (threadIdx.x >> 7) * 64 + (threadIdx.x >> 5 & 3) * 16 + (threadIdx.x >> 2 & 7) + 8 * r; }
+  DEVICE void begin(const Attention& P, const Work& w) {
+    const u32 per = P.query_heads / P.kv.heads;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const u32 token = line_of(r) / per;
+      limit[r] = token < w.tile.tokens ? w.tile.position + (int)token : -1;
+      top[r] = -INFINITY;
+      sum[r] = 0.f;
+    }
+  }
+  DEVICE void clear() {
+#pragma unroll
+    for (int i = 0; i < D / 2; i++) o[i] = 0.f;
+  }
 
   DEVICE void scores(u32 q, u32 keys) {
 #pragma unroll
@@ -160,143 +260,143 @@ template <class T, int D> struct Lines {
 #pragma unroll
     for (int i = 0; i < D / 2; i++) o[i] *= keep[i >> 1 & 1];
   }
+  // o over `sums` goes to y.
+  DEVICE void leave(const Attention& P, const Work& w, const float (&sums)[2]) {
+    const u32 per = P.query_heads / P.kv.heads, q = threadIdx.x & 3;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      float all = sums[r];
+      all += __shfl_xor_sync(0xffffffffu, all, 1);
+      all += __shfl_xor_sync(0xffffffffu, all, 2);
+      const float share = 1.f / all;
+      const u32 line = line_of(r), token = line / per;
+      u16* y = P.y + ((u64)(w.tile.row + token) * P.query_heads + w.head * per + line % per) * D;
+#pragma unroll
+      for (int b = 0; b < D / 32; b++) {
+        u32 pieces[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) pieces[k] = T::pack(o[(b * 4 + k) * 4 + 2 * r] * share, o[(b * 4 + k) * 4 + 2 * r + 1] * share);
+        const uint4 piece = turn(pieces);
+        if (token < w.tile.tokens) *(uint4*)(y + (b * 4 + q) * 8) = piece;
+      }
+    }
+  }
 };
 
-template <class T, int D> DEVICE void attention_chunk(const Attention& P) {
-  constexpr u32 BLOCK_BYTES = D / 64 * PART;
-  extern __shared__ char raw[];
-  const u32 base = (shared_address(raw) + 1023) & ~1023u, queries = base, keys = base + BLOCK_BYTES, values = keys + STAGES * BLOCK_BYTES;
-  __shared__ Barrier key_full[STAGES], key_empty[STAGES], value_full[STAGES], value_empty[STAGES];
-  const u32 head = blockIdx.x, per = P.query_heads / P.kv.heads, group = threadIdx.x >> 7;
-  if (threadIdx.x == 0) {
-    for (u32 s = 0; s < STAGES; s++) {
-      key_full[s].init(128);
-      value_full[s].init(128);
-      key_empty[s].init(CONSUMERS / 32);
-      value_empty[s].init(CONSUMERS / 32);
-    }
-    barriers_ready();
-  }
-  const Tile tile = P.tiles[blockIdx.y];
-  const int last = tile.position + (int)tile.tokens - 1, newest = last / BLOCK;
-  const int oldest = P.window ? max(tile.position + 1 - (int)P.window, 0) / BLOCK : 0, blocks = newest - oldest + 1;
-  __syncthreads();
-  let_next_start();
-  wait_for_previous();
-  if (group == 2) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    const char* row0 = P.kv.base + ((u64)(P.kv.layer * 2) * P.kv.heads + head) * P.kv.page_tokens * (D * 2);
-    const u64 to_values = (u64)P.kv.heads * P.kv.page_tokens * (D * 2);
-    for (int i = 0; i < blocks; i++) {
-      const u32 stage = i % STAGES, phase = (i / STAGES & 1) ^ 1;
-      const int first = (newest - i) * BLOCK;
-      key_empty[stage].wait(phase);
-      copy_block<D>(P.kv, row0, tile.list, first, last + 1, keys + stage * BLOCK_BYTES);
-      key_full[stage].arrive_behind_copies();
-      value_empty[stage].wait(phase);
-      copy_block<D>(P.kv, row0 + to_values, tile.list, first, last + 1, values + stage * BLOCK_BYTES);
-      value_full[stage].arrive_behind_copies();
-    }
-    return;
-  }
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-  const int thread = threadIdx.x & 127, warp = thread >> 5, lane = thread & 31, g = lane >> 2, q = lane & 3;
-  const u32 live = tile.tokens * per;
-  // Its 64 lines of q: eight 16-byte pieces to a row and part.
-  for (int i = thread; i < 64 * D / 8; i += 128) {
-    const u32 line = group * 64 + i / (D / 8), piece = i % (D / 8), token = line / per;
-    const u16* from = P.q + (u64)(tile.row + token) * P.stride_q + (head * per + line % per) * D + piece * 8;
-    const uint4 v = line < live ? *(const uint4*)from : make_uint4(0, 0, 0, 0);
-    const u32 to = queries + piece / 8 * PART + line * 128 + ((piece & 7) ^ (line & 7)) * 16;
-    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-  }
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-  asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
-  const u32 my_queries = queries + group * 64 * 128;
-  Lines<T, D> mine;
-#pragma unroll
-  for (int i = 0; i < D / 2; i++) mine.o[i] = 0.f;
-#pragma unroll
-  for (int i = 0; i < 64; i++) mine.s[i] = 0.f;
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
-    const u32 line = group * 64 + warp * 16 + g + 8 * r;
-    mine.limit[r] = line < live ? tile.position + (int)(line / per) : -1;
-    mine.top[r] = -INFINITY;
-    mine.sum[r] = 0.f;
-  }
-  auto partly = [&](int first) { return first + BLOCK - 1 > tile.position || (P.window && first + (int)P.window <= last); };
+template <class T, int D> DEVICE void multiply_all(const Attention& P, Barriers& b, const Shared<D>& from) {
+  constexpr u32 BLOCK_BYTES = Shared<D>::BLOCK_BYTES;
+  const u32 group = threadIdx.x >> 7, lane = threadIdx.x & 31;
   // What copies brought is visible to products only behind this fence.
-  auto wait_for = [&](Barrier& b, u32 phase) {
-    b.wait(phase);
+  auto wait_for = [&](Barrier& full, u32 phase) {
+    full.wait(phase);
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   };
-  auto release = [&](Barrier& b) {
-    if (lane == 0) b.arrive();
+  auto release = [&](Barrier& empty) {
+    if (lane == 0) empty.arrive();
   };
   // The warpgroups take turns at issuing products, so that one's softmax runs beside the other's: barrier 4 + group.
   auto take_turn = [&]() { asm volatile("bar.sync %0, 256;" ::"r"(group + 4) : "memory"); };
   auto give_turn = [&]() { asm volatile("bar.arrive %0, 256;" ::"r"((group ^ 1) + 4) : "memory"); };
+  const u32 my_queries = from.queries + group * 64 * 128;
+  Work now = {}, before = {};
+  Lines<T, D> mine;
+  mine.clear();
+#pragma unroll
+  for (int i = 0; i < 64; i++) mine.s[i] = 0.f;
+  auto softmax = [&](int block) {
+    const int first = (now.newest - block) * BLOCK;
+    mine.softmax(P, first, first + BLOCK - 1 > now.tile.position || (P.window && first + (int)P.window <= now.last));
+  };
+  u32 number = 0;      // blocks so far
+  auto multiply_values = [&]() {
+    const u32 behind = (number - 1) % STAGES;
+    wait_for(b.value_full[behind], (number - 1) / STAGES & 1);
+    products_begin();
+    mine.values(from.values + behind * BLOCK_BYTES);
+    products_commit();
+  };
+  auto multiply_scores = [&](u32 round) {
+    wait_for(b.key_full[number % STAGES], number / STAGES & 1);
+    take_turn();
+    products_begin();
+    mine.scores(my_queries + (round & 1) * BLOCK_BYTES, from.keys + number % STAGES * BLOCK_BYTES);
+    products_commit();
+  };
+  // The very first block: nothing is beside it.
+  now.take(P, 0);
+  mine.begin(P, now);
   if (group == 1) give_turn();
-  wait_for(key_full[0], 0);
-  take_turn();
-  products_begin();
-  mine.scores(my_queries, keys);
-  products_commit();
+  wait_for(b.query_full[0], 0);
+  multiply_scores(0);
   give_turn();
   products_wait<0>();
   pin(mine.s);
-  release(key_empty[0]);
-  mine.softmax(P, newest * BLOCK, partly(newest * BLOCK));
+  release(b.key_empty[0]);
+  softmax(0);
   mine.pack();
+  number = 1;
+  for (u32 round = 0;;) {
 #pragma unroll 1
-  for (int i = 1; i < blocks; i++) {
-    const u32 stage = i % STAGES, phase = i / STAGES & 1, before = (i - 1) % STAGES, before_phase = (i - 1) / STAGES & 1;
-    const int first = (newest - i) * BLOCK;
-    wait_for(key_full[stage], phase);
-    take_turn();
-    products_begin();
-    mine.scores(my_queries, keys + stage * BLOCK_BYTES);
-    products_commit();
-    wait_for(value_full[before], before_phase);
-    products_begin();
-    mine.values(values + before * BLOCK_BYTES);
-    products_commit();
+    for (int block = 1; block < now.blocks; block++, number++) {
+      multiply_scores(round);
+      multiply_values();
+      give_turn();
+      products_wait<1>();
+      pin(mine.s);
+      release(b.key_empty[number % STAGES]);
+      softmax(block);
+      products_wait<0>();
+      pin(mine.o);
+      release(b.value_empty[(number - 1) % STAGES]);
+      mine.rescale();
+      mine.pack();
+    }
+    release(b.query_empty[round & 1]);
+    before = now;
+    if (!now.take(P, ++round)) break;
+    // The first block of a tile, beside the last of the tile before.
+    wait_for(b.query_full[round & 1], round >> 1 & 1);
+    multiply_scores(round);
+    multiply_values();
     give_turn();
     products_wait<1>();
     pin(mine.s);
-    release(key_empty[stage]);
-    mine.softmax(P, first, partly(first));
+    release(b.key_empty[number % STAGES]);
+    const float sums[2] = {mine.sum[0], mine.sum[1]};
+    mine.begin(P, now);
+    softmax(0);
     products_wait<0>();
     pin(mine.o);
-    release(value_empty[before]);
-    mine.rescale();
+    release(b.value_empty[(number - 1) % STAGES]);
+    mine.leave(P, before, sums);
+    mine.clear();
     mine.pack();
+    number++;
   }
   if (group == 0) take_turn();      // the turn that the other gave last
-  const u32 stage = (blocks - 1) % STAGES, phase = (blocks - 1) / STAGES & 1;
-  wait_for(value_full[stage], phase);
-  products_begin();
-  mine.values(values + stage * BLOCK_BYTES);
-  products_commit();
+  multiply_values();
   products_wait<0>();
   pin(mine.o);
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
-    float all = mine.sum[r];
-    all += __shfl_xor_sync(0xffffffffu, all, 1);
-    all += __shfl_xor_sync(0xffffffffu, all, 2);
-    const float share = 1.f / all;
-    const u32 line = group * 64 + warp * 16 + g + 8 * r;
-    u16* y = P.y + ((u64)(tile.row + line / per) * P.query_heads + head * per + line % per) * D;
-#pragma unroll
-    for (int b = 0; b < D / 32; b++) {
-      u32 pieces[4];
-#pragma unroll
-      for (int k = 0; k < 4; k++) pieces[k] = T::pack(mine.o[(b * 4 + k) * 4 + 2 * r] * share, mine.o[(b * 4 + k) * 4 + 2 * r + 1] * share);
-      const uint4 piece = turn(pieces);
-      if (line < live) *(uint4*)(y + (b * 4 + q) * 8) = piece;
-    }
+  mine.leave(P, before, mine.sum);
+}
+
+// ---- the kernel
+
+template <class T, int D> DEVICE void attention_chunk(const Attention& P) {
+  extern __shared__ char raw[];
+  __shared__ Barriers barriers;
+  const Shared<D> shared(raw);
+  if (blockIdx.x >= P.tile_count * P.kv.heads) return;
+  if (threadIdx.x == 0) barriers.init();
+  __syncthreads();
+  let_next_start();
+  wait_for_previous();
+  if (threadIdx.x >= CONSUMERS) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    copy_all<D>(P, barriers, shared);
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    multiply_all<T, D>(P, barriers, shared);
   }
 }
 

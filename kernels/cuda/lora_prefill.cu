@@ -177,7 +177,7 @@ DEVICE void shrink(const Prefill& P, u32 tile_index, u32 half_tile, const int (&
       }
       if (u % STAGE_BLOCKS == STAGE_BLOCKS - 1) {
         __syncwarp();
-        if (lane == 0) empty[stage].arrive();
+        empty[stage].arrive();      // every lane for itself: as fast as one for all, and racecheck follows it
         // The stage before this one is filled anew: by now the others are hardly still in it.
         const u32 before = (stage + STAGES - 1) % STAGES;
         if (block + u >= from + STAGE_BLOCKS)
@@ -272,7 +272,7 @@ template <class T, int PARTS> DEVICE void prefill_shrink(const Prefill& P) {
   const u32 n = __popc(__ballot_sync(0xffffffffu, column.there) & 0xffff), halves = __ballot_sync(0xffffffffu, column.half) & 0xffff;
   if (threadIdx.x < PARTS * STAGES) {
     full[threadIdx.x].init(max(n, 1u));
-    empty[threadIdx.x].init(WARPS / PARTS);
+    empty[threadIdx.x].init(WARPS / PARTS * 32);
     barriers_ready();
   }
   __syncthreads();

@@ -93,7 +93,9 @@ fn norm_adds_and_normalises() {
 fn activation_of_both_kinds() {
     let Some(gpu) = Gpu::open() else { return };
     for (bits, element, round, most) in KINDS {
-        for (rows, width, gelu, with_delta) in [(1usize, 8usize, 0, true), (37, 1536, 1, false), (64, 14336, 0, true)] {
+        for (rows, width, gelu, with_delta) in
+            [(1usize, 8usize, 0, true), (37, 1536, 1, false), (64, 14336, 0, true), (70_001, 8, 0, false)]
+        {
             let mut random = Random(rows as u64 + 3);
             let x = bits.random(rows * width * 2, 4.0, &mut random);
             let delta = bits.random(rows * width * 2, 1.0, &mut random);
@@ -107,7 +109,7 @@ fn activation_of_both_kinds() {
                 gelu,
                 unused: 0,
             };
-            gpu.launch(&activation::activation_launch(&args, gpu.sms, element).unwrap());
+            gpu.launch(&activation::activation_launch(&args, element).unwrap());
             let value = |at: usize| bits.value(x[at]) + if with_delta { bits.value(delta[at]) } else { 0.0 };
             let one = |i: usize| {
                 let (row, at) = (i / width, i % width);
@@ -448,7 +450,7 @@ fn attention_of_chunks_by_warpgroups() {
                 longest_first(&mut tiles);
                 case.args.tiles = gpu.upload(&bytes_of(&tiles));
                 case.args.tile_count = tiles.len() as u32;
-                let launch = attention_chunk_launch(&case.args, element).unwrap();
+                let launch = attention_chunk_launch(&case.args, element, gpu.sms).unwrap();
                 gpu.launch(&launch);
                 case.check(&gpu, bits, round, most * 1.5, 23, &format!("{bits:?} {heads:?}"));
                 // The same bits again.

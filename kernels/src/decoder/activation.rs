@@ -19,20 +19,26 @@ plain! {
     }
 }
 
-/// Nothing where the width is not a multiple of 8. `sms` bounds the grid: threads go round.
-pub fn activation_launch(args: &ActivationArgs, sms: u32, element: Element) -> Option<Launch> {
+const THREADS_MAX: u32 = 256;
+/// The y dimension of a grid: rows beyond are taken by the CTAs of the first.
+const GRID_Y_MAX: u32 = 65_535;
+
+/// Nothing where the width is not a multiple of 8. A CTA to each row and 2,048 elements: CTAs that read, write and go reach more of
+/// the memory than those that stay and go from row to row.
+pub fn activation_launch(args: &ActivationArgs, element: Element) -> Option<Launch> {
     if args.width == 0 || !args.width.is_multiple_of(8) {
         return None;
     }
-    let ctas = (u64::from(args.rows) * u64::from(args.width) / 8).div_ceil(256).clamp(1, u64::from(sms) * 16);
+    let threads = (args.width / 8).next_multiple_of(32).min(THREADS_MAX);
+    let across = (args.width / 8).div_ceil(threads);
     Some(Launch {
         module: "activation",
         function: match element {
             Element::Bf16 => "activation_bf16",
             Element::F16 => "activation_f16",
         },
-        grid: [ctas as u32, 1, 1],
-        block: [256, 1, 1],
+        grid: [across, args.rows.clamp(1, GRID_Y_MAX), 1],
+        block: [threads, 1, 1],
         shared_bytes: 0,
         argument: args.to_bytes(),
         overlaps_previous: true,
@@ -52,6 +58,19 @@ pub fn twin(gate: f64, up: f64, gelu: bool, round: Round) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_grid_covers_the_rows() {
+        let shape = |width, rows| {
+            let args = ActivationArgs { width, rows, ..ActivationArgs::default() };
+            activation_launch(&args, Element::Bf16).map(|l| (l.grid, l.block[0]))
+        };
+        assert_eq!(shape(14336, 256), Some(([7, 256, 1], 256)));
+        assert_eq!(shape(14336, 8192), Some(([7, 8192, 1], 256)));
+        assert_eq!(shape(72, 70_000), Some(([1, 65_535, 1], 32)));
+        assert_eq!(shape(72, 0), Some(([1, 1, 1], 32)));
+        assert_eq!(shape(12, 1), None);
+    }
 
     #[test]
     fn known_values() {

@@ -10,7 +10,7 @@ pub const CHUNK_HEAD_DIMS: [u32; 2] = [64, 128];
 /// Tokens of a block of keys or values, and stages of each in shared memory.
 const BLOCK_TOKENS: u32 = 128;
 const STAGES: u32 = 2;
-/// The y dimension of a grid.
+/// So many times the KV heads are counted in 32 bits.
 const TILES_MAX: u32 = 65_535;
 
 /// The tiles that take longest first, so that the last to finish are short.
@@ -18,8 +18,8 @@ pub fn longest_first(tiles: &mut [Tile]) {
     tiles.sort_by_key(|tile| std::cmp::Reverse(tile.position));
 }
 
-/// One launch over tiles of `CHUNK_LINES`. Only for images of sm_90a; `splits` is 1.
-pub fn attention_chunk_launch(args: &AttentionArgs, element: Element) -> Result<Launch, AttentionError> {
+/// One launch over tiles of `CHUNK_LINES`, by a CTA to each of `sms` multiprocessors. Only for images of sm_90a; `splits` is 1.
+pub fn attention_chunk_launch(args: &AttentionArgs, element: Element, sms: u32) -> Result<Launch, AttentionError> {
     check_shape(args, &CHUNK_HEAD_DIMS)?;
     if args.splits != 1 {
         return Err(AttentionError::Splits { found: args.splits, most: 1 });
@@ -39,10 +39,10 @@ pub fn attention_chunk_launch(args: &AttentionArgs, element: Element) -> Result<
     Ok(Launch {
         module: "attention_chunk_sm90a",
         function,
-        grid: [args.kv.heads, args.tile_count, 1],
+        grid: [(args.kv.heads * args.tile_count).clamp(1, sms.max(1)), 1, 1],
         block: [384, 1, 1],
-        // Queries, then stages of keys and of values; and up to 1,023 bytes to align them.
-        shared_bytes: (1 + 2 * STAGES) * BLOCK_TOKENS * args.kv.head_dim * 2 + 1024,
+        // Queries of two tiles, then stages of keys and of values; and up to 1,023 bytes to align them.
+        shared_bytes: (2 + 2 * STAGES) * BLOCK_TOKENS * args.kv.head_dim * 2 + 1024,
         argument: args.to_bytes(),
         overlaps_previous: true,
     })
@@ -69,15 +69,16 @@ mod tests {
 
     #[test]
     fn one_launch() {
-        let launch = attention_chunk_launch(&args(), Element::F16).unwrap();
-        assert_eq!((launch.function, launch.grid), ("attention_chunk_f16_128", [8, 4, 1]));
+        let launch = attention_chunk_launch(&args(), Element::F16, 132).unwrap();
+        assert_eq!((launch.function, launch.grid), ("attention_chunk_f16_128", [32, 1, 1]));
+        assert_eq!(attention_chunk_launch(&args(), Element::Bf16, 20).unwrap().grid, [20, 1, 1]);
         // What an SM of sm_90 gives to one CTA.
         assert!(launch.shared_bytes <= 227 << 10);
     }
 
     #[test]
     fn what_it_cannot_is_refused() {
-        let text = |a| attention_chunk_launch(&a, Element::Bf16).unwrap_err().to_string();
+        let text = |a| attention_chunk_launch(&a, Element::Bf16, 132).unwrap_err().to_string();
         assert!(text(AttentionArgs { kv: Kv { head_dim: 96, ..args().kv }, ..args() }).contains("96"));
         assert!(text(AttentionArgs { splits: 3, ..args() }).contains("3 parts"));
         assert!(text(AttentionArgs { tile_count: 70_000, ..args() }).contains("70000"));
