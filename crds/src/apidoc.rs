@@ -33,10 +33,15 @@ fn section(page: &mut String, kind: &str, crd: &Value) {
         let _ = write!(page, "\nShort names for kubectl: {}.\n", short_names.join(", "));
     }
     for rule in rules(schema) {
-        let _ = write!(page, "\n*{rule}*\n");
+        let _ = write!(page, "\n*{rule}.*\n");
     }
     for part in ["spec", "status"] {
-        let _ = write!(page, "\n### {kind}.{part}\n\n| field | type | |\n|---|---|---|\n");
+        let _ = write!(page, "\n### {kind}.{part}\n");
+        // What binds several fields to each other stands on the object that holds them.
+        for rule in rules(&schema["properties"][part]) {
+            let _ = write!(page, "\n*{rule}.*\n");
+        }
+        page.push_str("\n| field | type | |\n|---|---|---|\n");
         rows(page, "", &schema["properties"][part]);
     }
 }
@@ -100,6 +105,9 @@ fn about(schema: &Value) -> String {
         parts.push(format!("Pattern `{pattern}`."));
     }
     parts.extend(rules(schema).map(|rule| format!("*{rule}.*")));
+    // The members of a list or map have no row of their own.
+    let members = [&schema["items"], &schema["additionalProperties"]];
+    parts.extend(members.into_iter().flat_map(rules).map(|rule| format!("Of each: *{rule}.*")));
     parts.retain(|part| !part.is_empty());
     parts.join(" ")
 }

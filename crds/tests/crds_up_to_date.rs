@@ -33,3 +33,28 @@ fn api_reference_is_up_to_date() {
         "docs/API.md is out of date: run `cargo xtask crds`"
     );
 }
+
+/// A rule that only the refusal tells of is found too late.
+#[test]
+fn api_reference_has_every_rule() {
+    let page = lorafleet_crds::apidoc::markdown().unwrap();
+    let missing: Vec<_> = lorafleet_crds::crdgen::crd_files()
+        .unwrap()
+        .iter()
+        .flat_map(|file| messages(&serde_norway::from_str(&file.yaml).unwrap()))
+        .filter(|message| !page.contains(&message.replace('|', "\\|")))
+        .collect();
+    assert!(missing.is_empty(), "docs/API.md lacks these rules: {missing:#?}");
+}
+
+fn messages(value: &serde_json::Value) -> Vec<String> {
+    use serde_json::Value::{Array, Object};
+    let below: Vec<_> = match value {
+        Array(items) => items.iter().collect(),
+        Object(fields) => fields.values().collect(),
+        _ => Vec::new(),
+    };
+    let rules = value["x-kubernetes-validations"].as_array().into_iter().flatten();
+    let own = rules.filter_map(|rule| rule["message"].as_str().map(str::to_owned));
+    own.chain(below.into_iter().flat_map(messages)).collect()
+}
