@@ -4,7 +4,7 @@
 //   rotated[i] = a[i] cos - a[i + r/2] sin, rotated[i + r/2] = a[i + r/2] cos + a[i] sin, i < r/2, r the rotary dimensions;
 //   the angle is position * frequency[i] in f32; cos and sin are times `attention_scale`. Other dimensions pass as they are.
 // A CTA to a row, which works out the angles once for all heads. A lane holds eight pairs that turn together, sixteen bytes of each half, or
-// eight dimensions that do not turn; 4 to 32 lanes hold a head. delta: what LoRA adds to the row, where it lies in a buffer of
+// eight dimensions that do not turn, of one head or of three; 4 to 32 lanes hold a head. delta: what LoRA adds to the row, where it lies in a buffer of
 // its own.
 // Limits: head_dim a multiple of 8, at most 256; rotary a multiple of 16; rows and pages at multiples of 16 bytes; a row of
 // position below zero is passed over. Bound: bytes of the row (and delta), twice.
@@ -70,7 +70,7 @@ template <class T> DEVICE uint4 load_row(const Rope& P, u64 at) {
   return v;
 }
 
-template <class T> DEVICE void rope(const Rope& P) {
+template <class T, int HEADS> DEVICE void rope(const Rope& P) {
   __shared__ __align__(16) float cosines[128], sines[128];
   let_next_start();
   wait_for_previous();
@@ -82,11 +82,23 @@ template <class T> DEVICE void rope(const Rope& P) {
   const Row row = P.rows[blockIdx.x];
   if (row.position < 0) return;
   const u32 token = row.position % P.kv.page_tokens, page = P.kv.pages[row.list + row.position / P.kv.page_tokens];
-  const uint4 zero = make_uint4(0, 0, 0, 0);
-  // The first head's bytes come while the angles are worked out.
-  u32 head = threadIdx.x / lanes;
-  u64 at = ((u64)blockIdx.x * heads + head) * dim + low;
-  uint4 first = live && head < heads ? load_row<T>(P, at) : zero, second = live && pair && head < heads ? load_row<T>(P, at + half) : zero;
+  // A lane's heads, `step` apart: all are asked for before the first is written.
+  uint4 first[HEADS], second[HEADS];
+  auto head_of = [&](u32 base, int i) { return base + i * step + threadIdx.x / lanes; };
+  auto load = [&](u32 base) {
+#pragma unroll
+    for (int i = 0; i < HEADS; i++) {
+      const u32 head = head_of(base, i);
+      const u64 at = ((u64)blockIdx.x * heads + head) * dim + low;
+      first[i] = second[i] = make_uint4(0, 0, 0, 0);
+      if (live && head < heads) {
+        first[i] = load_row<T>(P, at);
+        if (pair) second[i] = load_row<T>(P, at + half);
+      }
+    }
+  };
+  // The first heads' bytes come while the angles are worked out.
+  load(0);
   for (u32 i = threadIdx.x; i < half; i += blockDim.x) {
     float s, c;
     sincosf((float)row.position * P.frequencies[i], &s, &c);
@@ -96,41 +108,43 @@ template <class T> DEVICE void rope(const Rope& P) {
   __syncthreads();
   // Whole warps go round together: lanes of a head sum what its norm needs.
 #pragma unroll 1
-  for (u32 base = 0; base < heads; base += step) {
-    const bool here = live && head < heads, query = head < P.query_heads, value = head >= P.query_heads + P.kv.heads;
-    Eight<T> a(first), b(second);
-    const u16* weight = value ? nullptr : query ? P.query_norm : P.key_norm;
-    if (P.query_norm || P.key_norm) {
-      float sum = a.squares() + b.squares();
-      for (u32 d = lanes >> 1; d > 0; d >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, d);
-      const float scale = rsqrtf(sum / dim + P.eps);
-      if (weight && here) {
-        a.scale(scale, __ldg((const uint4*)(weight + low)));
-        if (pair) b.scale(scale, __ldg((const uint4*)(weight + low + half)));
-      }
-    }
-    if (pair && !value) {
+  for (u32 base = 0; base < heads; base += step * HEADS) {
 #pragma unroll
-      for (int k = 0; k < 8; k++) {
-        const float c = cosines[low + k], s = sines[low + k], x = a.v[k], y = b.v[k];
-        a.v[k] = x * c - y * s;
-        b.v[k] = y * c + x * s;
+    for (int i = 0; i < HEADS; i++) {
+      const u32 head = head_of(base, i);
+      const bool here = live && head < heads, query = head < P.query_heads, value = head >= P.query_heads + P.kv.heads;
+      Eight<T> a(first[i]), b(second[i]);
+      const u16* weight = value ? nullptr : query ? P.query_norm : P.key_norm;
+      if (P.query_norm || P.key_norm) {
+        float sum = a.squares() + b.squares();
+        for (u32 d = lanes >> 1; d > 0; d >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+        const float scale = rsqrtf(sum / dim + P.eps);
+        if (weight && here) {
+          a.scale(scale, __ldg((const uint4*)(weight + low)));
+          if (pair) b.scale(scale, __ldg((const uint4*)(weight + low + half)));
+        }
+      }
+      if (pair && !value) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+          const float c = cosines[low + k], s = sines[low + k], x = a.v[k], y = b.v[k];
+          a.v[k] = x * c - y * s;
+          b.v[k] = y * c + x * s;
+        }
+      }
+      if (here) {
+        u16* out = P.x + ((u64)blockIdx.x * heads + head) * dim;
+        if (!query) out = kv_row(P.kv, page, value, head - P.query_heads - (value ? P.kv.heads : 0), token);
+        *(uint4*)(out + low) = a.pack();
+        if (pair) *(uint4*)(out + low + half) = b.pack();
       }
     }
-    if (here) {
-      u16* out = P.x + at - low;
-      if (!query) out = kv_row(P.kv, page, value, head - P.query_heads - (value ? P.kv.heads : 0), token);
-      *(uint4*)(out + low) = a.pack();
-      if (pair) *(uint4*)(out + low + half) = b.pack();
-    }
-    head += step;
-    at += (u64)step * dim;
-    if (live && head < heads) {
-      first = load_row<T>(P, at);
-      if (pair) second = load_row<T>(P, at + half);
-    }
+    if (base + step * HEADS < heads) load(base + step * HEADS);
   }
 }
 
-extern "C" __global__ void __launch_bounds__(512) rope_bf16(const __grid_constant__ Rope P) { rope<Bf16>(P); }
-extern "C" __global__ void __launch_bounds__(512) rope_f16(const __grid_constant__ Rope P) { rope<F16>(P); }
+// Few rows wait for their first bytes and want many lanes, many wait for memory and want more asked for by each.
+extern "C" __global__ void __launch_bounds__(512) rope_bf16(const __grid_constant__ Rope P) { rope<Bf16, 1>(P); }
+extern "C" __global__ void __launch_bounds__(512) rope_f16(const __grid_constant__ Rope P) { rope<F16, 1>(P); }
+extern "C" __global__ void __launch_bounds__(512) rope_many_bf16(const __grid_constant__ Rope P) { rope<Bf16, 3>(P); }
+extern "C" __global__ void __launch_bounds__(512) rope_many_f16(const __grid_constant__ Rope P) { rope<F16, 3>(P); }

@@ -93,6 +93,12 @@ pub fn is_prefill(rows: u32) -> bool {
     rows > 64
 }
 
+/// Whether small ops wait for memory, so that each thread should ask for more at a time, and not for their first bytes, which come
+/// sooner to more threads: 256 rows of a Llama-3-8B are few, 2,048 are many.
+pub fn is_many(rows: u32) -> bool {
+    rows >= 1024
+}
+
 /// Where a group's LoRA runs relative to its base GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schedule {

@@ -12,7 +12,7 @@ use lorafleet_kernels::decoder::attention_chunk::{
 };
 use lorafleet_kernels::decoder::kv::{Kv, Row, page_bytes, row_offset};
 use lorafleet_kernels::decoder::pages::{PagesArgs, Piece, pages_launch, scatter};
-use lorafleet_kernels::decoder::rope::{Llama3Scaling, RopeArgs, frequencies, rope_launch, twin as rope_twin};
+use lorafleet_kernels::decoder::rope::{Llama3Scaling, RopeArgs, frequencies, rope_launch_as, twin as rope_twin};
 use lorafleet_kernels::decoder::{Round, activation, embedding, norm};
 use lorafleet_kernels::image::Arch;
 use lorafleet_kernels::launch::Element;
@@ -49,6 +49,7 @@ fn norm_adds_and_normalises() {
             (14336, 2, true, true),
             (8, 5, false, false),
             (16384, 1, false, true),
+            (2048, 1030, true, true),
         ] {
             let mut random = Random(width as u64);
             let n = width * rows;
@@ -201,7 +202,7 @@ fn rope_rotates_and_writes_pages() {
         Llama3Scaling { factor: 8.0, low_frequency_factor: 1.0, high_frequency_factor: 4.0, original_context: 8192.0 };
     for (bits, element, round, most) in KINDS {
         // norms: of queries, of keys.
-        for (dim, rotary, query_heads, kv_heads, norms, with_delta) in [
+        let cases = [
             (64u32, 64u32, 9u32, 3u32, [false; 2], true),
             (128, 128, 32, 8, [true; 2], false),
             (128, 96, 24, 8, [false; 2], true),
@@ -214,7 +215,10 @@ fn rope_rotates_and_writes_pages() {
             (256, 256, 64, 8, [true; 2], true),
             (8, 0, 3, 1, [true; 2], true),
             (16, 16, 1, 1, [true; 2], true),
-        ] {
+        ];
+        // Each by the kernel for few rows and by that for many.
+        let both = cases.into_iter().flat_map(|case| [false, true].map(|many| (case, many)));
+        for ((dim, rotary, query_heads, kv_heads, norms, with_delta), many) in both {
             let attention_scale = if rotary == 96 { 1.19 } else { 1.0 };
             let mut random = Random(u64::from(dim));
             let seq = sequences(&gpu, &[40, 3, 70_000], 2, kv_heads, dim, 16, &mut random);
@@ -242,7 +246,7 @@ fn rope_rotates_and_writes_pages() {
                 attention_scale,
                 eps: 1e-6,
             };
-            gpu.launch(&rope_launch(&args, rows.len() as u32, element).unwrap());
+            gpu.launch(&rope_launch_as(&args, rows.len() as u32, many, element).unwrap());
             let after = words(&gpu.read(x_ptr, n * 2));
             let pool = gpu.read(seq.kv.base, seq.pool_bytes);
             let (mut found, mut expected) = (Vec::new(), Vec::new());

@@ -3,6 +3,7 @@
 use super::Round;
 use crate::launch::{DevicePtr, Element, Launch};
 use crate::plain::{Plain, plain};
+use crate::tuning::is_many;
 
 plain! {
     /// The argument of `norm_*`. All matrices are rows of `width`; 0 stands for one that is not there.
@@ -28,8 +29,9 @@ pub fn norm_launch(args: &NormArgs, rows: u32, element: Element) -> Option<Launc
         return None;
     }
     let threads = (args.width / 8).next_multiple_of(32).min(1024);
-    // Rows of two pieces share the work evenly.
-    let threads = if args.width > 8 * 1024 { (args.width / 16).next_multiple_of(32) } else { threads };
+    // Rows of two pieces share the work evenly. Many rows wait for memory, and want more asked for by each thread.
+    let two = args.width > 8 * 1024 || (args.width >= 2048 && is_many(rows));
+    let threads = if two { (args.width / 16).next_multiple_of(32) } else { threads };
     Some(Launch {
         module: "norm",
         function: match element {
@@ -66,12 +68,13 @@ mod tests {
     }
 
     #[test]
-    fn threads_follow_the_width() {
-        let threads = |width| {
-            let launch = norm_launch(&NormArgs { width, ..NormArgs::default() }, 1, Element::Bf16);
+    fn threads_follow_the_shape() {
+        let threads = |rows, width| {
+            let launch = norm_launch(&NormArgs { width, ..NormArgs::default() }, rows, Element::Bf16);
             launch.map(|l| l.block[0])
         };
-        assert_eq!([72, 576, 4096, 8192, 16384].map(threads), [32, 96, 512, 1024, 1024].map(Some));
-        assert_eq!([0, 4, 16392].map(threads), [None; 3]);
+        assert_eq!([72, 576, 4096, 8192, 16384].map(|w| threads(1, w)), [32, 96, 512, 1024, 1024].map(Some));
+        assert_eq!([72, 576, 4096, 8192, 16384].map(|w| threads(8192, w)), [32, 96, 256, 512, 1024].map(Some));
+        assert_eq!([0, 4, 16392].map(|w| threads(1, w)), [None; 3]);
     }
 }

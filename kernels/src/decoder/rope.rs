@@ -4,6 +4,7 @@ use super::Round;
 use super::kv::Kv;
 use crate::launch::{DevicePtr, Element, Launch};
 use crate::plain::{Plain, plain};
+use crate::tuning::is_many;
 
 plain! {
     /// The argument of `rope_*`. 0 stands for what is not there.
@@ -29,6 +30,8 @@ plain! {
 
 pub const HEAD_DIM_MAX: u32 = 256;
 const THREADS_MAX: u32 = 512;
+/// Heads to a lane where there are many rows.
+const HEADS_MANY: u32 = 3;
 
 /// Lanes that hold a head: eight pairs that turn together to one, or eight dimensions that do not turn.
 pub fn lanes(head_dim: u32, rotary: u32) -> u32 {
@@ -38,17 +41,25 @@ pub fn lanes(head_dim: u32, rotary: u32) -> u32 {
 /// Nothing where the head is no multiple of 8 or too wide, or where the dimensions that turn are no multiple of 16 or
 /// more than there are.
 pub fn rope_launch(args: &RopeArgs, rows: u32, element: Element) -> Option<Launch> {
+    rope_launch_as(args, rows, is_many(rows), element)
+}
+
+/// The same by the kernel for many rows, in which a lane has three heads, or by that for few.
+pub fn rope_launch_as(args: &RopeArgs, rows: u32, many: bool, element: Element) -> Option<Launch> {
     let dim = args.kv.head_dim;
     let steps = dim.is_multiple_of(8) && args.rotary.is_multiple_of(16);
     if dim == 0 || dim > HEAD_DIM_MAX || args.rotary > dim || !steps {
         return None;
     }
     let threads = (args.query_heads + 2 * args.kv.heads) * lanes(dim, args.rotary);
+    let threads = if many { threads.div_ceil(HEADS_MANY) } else { threads };
     Some(Launch {
         module: "rope",
-        function: match element {
-            Element::Bf16 => "rope_bf16",
-            Element::F16 => "rope_f16",
+        function: match (element, many) {
+            (Element::Bf16, false) => "rope_bf16",
+            (Element::F16, false) => "rope_f16",
+            (Element::Bf16, true) => "rope_many_bf16",
+            (Element::F16, true) => "rope_many_f16",
         },
         grid: [rows, 1, 1],
         block: [threads.next_multiple_of(32).min(THREADS_MAX), 1, 1],
@@ -143,6 +154,8 @@ mod tests {
         };
         let shape = rope_launch(&args(80, 32), 3, Element::Bf16).map(|l| (l.grid, l.block));
         assert_eq!(shape, Some(([3, 1, 1], [64, 1, 1])));
+        let many = rope_launch(&args(80, 32), 5000, Element::Bf16).map(|l| (l.function, l.block));
+        assert_eq!(many, Some(("rope_many_bf16", [32, 1, 1])));
         assert_eq!(
             [(64, 64), (80, 32), (96, 96), (128, 128), (256, 64), (256, 0)].map(|(d, r)| lanes(d, r)),
             [4, 8, 8, 8, 32, 32]
