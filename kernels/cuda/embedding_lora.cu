@@ -27,7 +27,6 @@ struct EmbeddingLora {
 
 template <class T> DEVICE void embedding_lora(const EmbeddingLora& P) {
   __shared__ u16 columns[TILES * 128];      // [tile][row of 8][rank of 16]
-  __shared__ int rows[8];
   let_next_start();
   const Piece piece = P.pieces[blockIdx.y];
   const Tensor* entry = P.tensors + (u64)piece.slot * P.stride + P.place;
@@ -35,10 +34,21 @@ template <class T> DEVICE void embedding_lora(const EmbeddingLora& P) {
   const u32 rank = head.z, list = tail.x, full = full_tiles(rank), all = tiles(rank), blocks = (P.inputs + 31) / 32;
   wait_for_previous();
   if (rank == 0) return;
+  auto row_of = [&](u32 n) { return n < piece.rows ? P.rows[piece.row0 + n] : -1; };
+  // A warp takes a unit. Its y comes while the columns are looked up.
+  const u32 lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3, units = (P.width + 63) / 64, unit = blockIdx.x * WARPS + (threadIdx.x >> 5);
+  const u32 output = unit * 64 + ((g & 1) * 4 + (g >> 1)) * 8;
+  uint4* target[2];     // of rows 2 q and 2 q + 1; null: none
+  uint4 y[2];
+#pragma unroll
+  for (int j = 0; j < 2; j++) {
+    const int row = row_of(2 * q + j);
+    target[j] = row < 0 || output >= P.width ? nullptr : (uint4*)(P.y + (u64)row * P.width + output);
+    if (target[j]) y[j] = *target[j];
+  }
   for (u32 i = threadIdx.x; i < all * 128; i += blockDim.x) {
     const u32 r = i >> 3, n = i & 7, tile = r / 16;
-    const int row = n < piece.rows ? P.rows[piece.row0 + n] : -1;
-    if (i < 8) rows[n] = row;
+    const int row = row_of(n);
     u16 v = 0;
     const u32 token = row >= 0 ? P.tokens[row] : P.vocabulary;
     if (token < P.vocabulary && r < rank) {
@@ -51,47 +61,39 @@ template <class T> DEVICE void embedding_lora(const EmbeddingLora& P) {
     columns[tile * 128 + n * 16 + r % 16] = v;
   }
   __syncthreads();
-  const u32 lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3, units = (P.width + 63) / 64;
-  const u32 lane_output = ((g & 1) * 4 + (g >> 1)) * 8;
+  if (unit >= units) return;
   const float scale = __uint_as_float(head.w) * P.scale;
   Reader reader;
   reader.start(P.pool, Start{head.y, head.y / P.pool.page_fragments, tail.z, list}, lane);
+  float c[4][4] = {};
+  const u32* v = (const u32*)columns + g * 8 + q;
 #pragma unroll 1
-  for (u32 unit = blockIdx.x * WARPS + (threadIdx.x >> 5); unit < units; unit += gridDim.x * WARPS) {
-    float c[4][4] = {};
-    const u32* v = (const u32*)columns + g * 8 + q;
-    // Half tiles lie behind all full ones: a reader that meets both goes back and forth.
-    if (all > full && full) reader.end = 0;
-#pragma unroll 1
-    for (u32 t = 0; t < full; t++) {
-      const char* p = reader.at(P.pool, list, head.y + (unit * full + t) * 4, lane);
+  for (u32 t = 0; t < full; t++) {
+    const char* p = reader.at(P.pool, list, head.y + (unit * full + t) * 4, lane);
 #pragma unroll
-      for (int m = 0; m < 4; m++) {
-        const uint4 w = __ldg((const uint4*)(p + m * 512));
-        T::product(c[m], w.x, w.y, w.z, w.w, v[t * 64], v[t * 64 + 4]);
-      }
+    for (int m = 0; m < 4; m++) {
+      const uint4 w = __ldg((const uint4*)(p + m * 512));
+      T::product(c[m], w.x, w.y, w.z, w.w, v[t * 64], v[t * 64 + 4]);
     }
-    if (all > full) {
-      const char* p = reader.at(P.pool, list, head.y + units * full * 4 + unit * 2, lane);
+  }
+  if (all > full) {
+    const char* p = reader.at(P.pool, list, head.y + units * full * 4 + unit * 2, lane);
 #pragma unroll
-      for (int m = 0; m < 4; m += 2) {
-        const uint4 w = __ldg((const uint4*)(p + m * 256));
-        T::product8(c[m], w.x, w.y, v[full * 64]);
-        T::product8(c[m + 1], w.z, w.w, v[full * 64]);
-      }
+    for (int m = 0; m < 4; m += 2) {
+      const uint4 w = __ldg((const uint4*)(p + m * 256));
+      T::product8(c[m], w.x, w.y, v[full * 64]);
+      T::product8(c[m + 1], w.z, w.w, v[full * 64]);
     }
+  }
 #pragma unroll
-    for (int j = 0; j < 2; j++) {
-      const int row = rows[2 * q + j];
-      if (row < 0 || unit * 64 + lane_output >= P.width) continue;
-      uint4* y = (uint4*)(P.y + (u64)row * P.width + unit * 64 + lane_output);
-      uint4 words = *y;
-      words.x = add_pair<T>(words.x, scale * c[0][j], scale * c[0][2 + j]);
-      words.y = add_pair<T>(words.y, scale * c[1][j], scale * c[1][2 + j]);
-      words.z = add_pair<T>(words.z, scale * c[2][j], scale * c[2][2 + j]);
-      words.w = add_pair<T>(words.w, scale * c[3][j], scale * c[3][2 + j]);
-      *y = words;
-    }
+  for (int j = 0; j < 2; j++) {
+    if (!target[j]) continue;
+    uint4& words = y[j];
+    words.x = add_pair<T>(words.x, scale * c[0][j], scale * c[0][2 + j]);
+    words.y = add_pair<T>(words.y, scale * c[1][j], scale * c[1][2 + j]);
+    words.z = add_pair<T>(words.z, scale * c[2][j], scale * c[2][2 + j]);
+    words.w = add_pair<T>(words.w, scale * c[3][j], scale * c[3][2 + j]);
+    *target[j] = words;
   }
 }
 
