@@ -45,8 +45,10 @@ pub enum BodyError {
     Twice { field: &'static str },
     #[error("'{field}' must be {expected}, not {found}")]
     WrongType { field: &'static str, expected: &'static str, found: String },
-    #[error("'model' is missing; the empty string asks for the base")]
+    #[error("'model' is missing: name the base or an adapter")]
     NoModel,
+    #[error("'model' is empty: name the base or an adapter")]
+    EmptyModel,
     #[error("'{field}' is not supported by the gateway: enrol the merge as an adapter of its own")]
     Unsupported { field: &'static str },
 }
@@ -56,7 +58,7 @@ impl BodyError {
     pub fn field(&self) -> Option<&'static str> {
         match self {
             BodyError::NotJson(_) => None,
-            BodyError::NoModel => Some("model"),
+            BodyError::NoModel | BodyError::EmptyModel => Some("model"),
             BodyError::Twice { field } | BodyError::WrongType { field, .. } | BodyError::Unsupported { field } => {
                 Some(field)
             }
@@ -167,6 +169,10 @@ pub fn inspect(body: &[u8]) -> Result<Inspected, BodyError> {
     }
     let model_raw = fields.model.ok_or(BodyError::NoModel)?;
     let model = typed::<String>(model_raw, "model", "a string")?;
+    // A client whose name of an adapter got lost must not be answered by the base.
+    if model.trim().is_empty() {
+        return Err(BodyError::EmptyModel);
+    }
     let stream = match fields.stream {
         Some(raw) => typed::<Option<bool>>(raw, "stream", "true or false")?.unwrap_or(false),
         None => false,

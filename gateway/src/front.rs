@@ -7,10 +7,11 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderValue, header};
 use lorafleet_listen::{Full, NotReceived, Room, receive};
 use tokio_util::sync::CancellationToken;
 
@@ -27,7 +28,7 @@ use crate::relay::{Meter, Wish, relay};
 use crate::resolve::{Permitted, Target, resolve};
 use crate::upstream::{Answering, NoAnswer, Outgoing, Upstream};
 
-/// How far the view of an alias may lag behind the pods.
+/// How far what an alias means here may lag behind the pods.
 const ALIAS_LAG: Duration = Duration::from_millis(200);
 
 /// Everything that a request needs; one per process.
@@ -76,24 +77,31 @@ pub fn routes(gateway: Arc<Gateway>) -> Router {
         .route("/v1/models/{*model}", get(show_model))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
+        .layer(axum::middleware::from_fn(with_request_id))
         .with_state(gateway)
 }
 
+/// Every request has an id, its client's or a new one, and every answer says it.
+async fn with_request_id(mut request: Request, next: Next) -> Response {
+    let id = headers::request_id(request.headers(), crate::random_u128());
+    request.headers_mut().insert(headers::REQUEST_ID, id.clone());
+    let mut answer = next.run(request).await;
+    answer.headers_mut().insert(headers::REQUEST_ID, id);
+    answer
+}
+
 async fn complete(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
-    let request_id = headers::request_id(request.headers(), crate::random_u128());
-    let mut answer = match try_complete(&gateway, request, &request_id).await {
+    match try_complete(&gateway, request).await {
         Ok(answer) => answer,
         Err(NoAnswer::Said(answer)) => {
             let (head, body) = answer.into_parts();
             let mut answer = Response::new(Body::new(body));
             *answer.status_mut() = head.status;
-            *answer.headers_mut() = headers::downstream(&head.headers, &request_id);
+            *answer.headers_mut() = headers::downstream(&head.headers);
             answer
         }
         Err(NoAnswer::Refused(refusal)) => refuse(&gateway, refusal),
-    };
-    answer.headers_mut().insert(headers::REQUEST_ID, request_id);
-    answer
+    }
 }
 
 /// A request whose client is known and whose body is understood.
@@ -103,10 +111,9 @@ struct Asked {
     /// Holds its room until the answer begins.
     body: Bytes,
     inspected: Inspected,
-    request_id: HeaderValue,
 }
 
-async fn try_complete(gateway: &Gateway, request: Request, request_id: &HeaderValue) -> Result<Response, NoAnswer> {
+async fn try_complete(gateway: &Gateway, request: Request) -> Result<Response, NoAnswer> {
     let limits = &gateway.limits;
     let client = gateway.secrets.client(request.headers())?;
     let mut counted = Vec::new();
@@ -120,7 +127,7 @@ async fn try_complete(gateway: &Gateway, request: Request, request_id: &HeaderVa
     if !gateway.fleet.synced() {
         return Err(Refusal::new(Code::NotSynced, "the gateway has not read its pool from the API server yet").into());
     }
-    let asked = Asked { client, head, body, inspected, request_id: request_id.clone() };
+    let asked = Asked { client, head, body, inspected };
     let target = asked.resolve(gateway)?;
     counted.push(gateway.in_flight.model(target.name(), limits)?);
     let mut meter = Meter::new(Arc::clone(&gateway.metrics), target.name(), place, counted);
@@ -128,6 +135,7 @@ async fn try_complete(gateway: &Gateway, request: Request, request_id: &HeaderVa
         NoAnswer::Refused(refusal) => meter.refused(refusal.code.status().as_u16(), refusal.code),
         NoAnswer::Said(answer) => meter.said(answer.status().as_u16()),
     })?;
+    let request_id = asked.head.headers.get(headers::REQUEST_ID);
     tracing::debug!(client = asked.client.name, pod = answering.pod, ?request_id, "answering");
     let wish = asked.wish();
     drop(asked);
@@ -139,29 +147,25 @@ impl Asked {
         Ok(resolve(&gateway.fleet.view(), &self.client.permitted, &self.inspected.model)?)
     }
 
-    /// A pod that begins to answer. A name that came to mean another version while the request was on its way is asked for
-    /// once more: the pod may have dropped the old version first.
+    /// A pod that begins to answer. An adapter may be Ready in the API server a moment before this gateway has heard it from
+    /// the pods, and a name may come to mean another version while the request is on its way: what no pod seems to hold is
+    /// refused only after all have been asked again.
     async fn offer(&self, gateway: &Gateway, target: Target) -> Result<Answering, NoAnswer> {
-        let answering = self.offer_when_heard(gateway, &target).await?;
-        if answering.response.status() != StatusCode::NOT_FOUND {
-            return Ok(answering);
+        let mut offered = self.offer_once(gateway, &target).await;
+        if !is_unheard(&offered) {
+            return offered;
         }
-        tokio::time::sleep(ALIAS_LAG).await;
-        match self.resolve(gateway) {
-            Ok(now) if now != target => self.offer_once(gateway, &now).await,
-            _ => Ok(answering),
+        let mut hearing = gateway.fleet.hear();
+        let mut asked = target;
+        while is_unheard(&offered) && hearing.next().await {
+            asked = self.resolve(gateway)?;
+            offered = self.offer_once(gateway, &asked).await;
         }
-    }
-
-    /// An adapter may be Ready in the API server a moment before this gateway has heard it from the pods: what no pod seems
-    /// to hold is refused only after all have been asked again.
-    async fn offer_when_heard(&self, gateway: &Gateway, target: &Target) -> Result<Answering, NoAnswer> {
-        let unheard = |offered: &Result<Answering, NoAnswer>| matches!(offered, Err(NoAnswer::Refused(refusal)) if refusal.code == Code::AdapterNotReady);
-        let mut offered = self.offer_once(gateway, target).await;
-        if unheard(&offered) {
-            let mut hearing = gateway.fleet.hear();
-            while unheard(&offered) && hearing.next().await {
-                offered = self.offer_once(gateway, target).await;
+        if is_unheard(&offered) {
+            tokio::time::sleep(ALIAS_LAG).await;
+            let now = self.resolve(gateway)?;
+            if now != asked {
+                return self.offer_once(gateway, &now).await;
             }
         }
         offered
@@ -173,7 +177,7 @@ impl Asked {
         let outgoing = Outgoing {
             target,
             path: self.head.uri.path(),
-            headers: headers::upstream(&self.head.headers, engine_key.as_ref(), &self.request_id),
+            headers: headers::upstream(&self.head.headers, engine_key.as_ref()),
             body: body::rewrite(&self.body, &self.inspected, model.as_deref(), self.inspected.stream).into(),
         };
         let Gateway { upstream, fleet, in_flight, metrics, limits, .. } = gateway;
@@ -181,12 +185,12 @@ impl Asked {
     }
 
     fn wish(&self) -> Wish {
-        Wish {
-            stream: self.inspected.stream,
-            hide_usage: self.inspected.stream && !self.inspected.include_usage,
-            request_id: self.request_id.clone(),
-        }
+        Wish { stream: self.inspected.stream, hide_usage: self.inspected.stream && !self.inspected.include_usage }
     }
+}
+
+fn is_unheard(offered: &Result<Answering, NoAnswer>) -> bool {
+    matches!(offered, Err(NoAnswer::Refused(refusal)) if refusal.code == Code::AdapterNotReady)
 }
 
 async fn read_body(body: Body, gateway: &Gateway) -> Result<Bytes, Refusal> {

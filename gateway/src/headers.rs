@@ -39,9 +39,9 @@ fn end_to_end(headers: &HeaderMap) -> HeaderMap {
     out
 }
 
-/// What an engine gets: the client's headers without its key and its cookies, with the engine's key and a request id.
-/// Compression is not offered, since the gateway reads what passes.
-pub fn upstream(client: &HeaderMap, engine_key: Option<&HeaderValue>, request_id: &HeaderValue) -> HeaderMap {
+/// What an engine gets: the client's headers without its key and its cookies, with the engine's key. Compression is not
+/// offered, since the gateway reads what passes.
+pub fn upstream(client: &HeaderMap, engine_key: Option<&HeaderValue>) -> HeaderMap {
     let mut out = end_to_end(client);
     for name in [
         header::AUTHORIZATION,
@@ -56,15 +56,13 @@ pub fn upstream(client: &HeaderMap, engine_key: Option<&HeaderValue>, request_id
     if let Some(key) = engine_key {
         out.insert(header::AUTHORIZATION, key.clone());
     }
-    out.insert(REQUEST_ID, request_id.clone());
     out
 }
 
 /// What a client gets of an engine's headers. The length is set anew, since the body may have been edited.
-pub fn downstream(engine: &HeaderMap, request_id: &HeaderValue) -> HeaderMap {
+pub fn downstream(engine: &HeaderMap) -> HeaderMap {
     let mut out = end_to_end(engine);
     out.remove(header::CONTENT_LENGTH);
-    out.insert(REQUEST_ID, request_id.clone());
     out
 }
 
@@ -119,15 +117,15 @@ mod tests {
             ("te", "trailers"),
             ("accept-encoding", "gzip"),
             ("expect", "100-continue"),
+            ("x-request-id", "id-1"),
             ("x-stainless-lang", "python"),
         ]);
         let key = HeaderValue::from_static("Bearer engine");
-        let id = HeaderValue::from_static("id-1");
         assert_eq!(
-            text(&upstream(&client, Some(&key), &id)),
+            text(&upstream(&client, Some(&key))),
             "authorization: Bearer engine\ncontent-type: application/json\nx-request-id: id-1\nx-stainless-lang: python"
         );
-        assert!(!upstream(&client, None, &id).contains_key(header::AUTHORIZATION));
+        assert!(!upstream(&client, None).contains_key(header::AUTHORIZATION));
     }
 
     #[test]
@@ -139,8 +137,8 @@ mod tests {
             ("x-lorafleet-adapter", "support@a1a1a1a1a1a1"),
         ]);
         assert_eq!(
-            text(&downstream(&engine, &HeaderValue::from_static("id-1"))),
-            "content-type: text/event-stream\nx-lorafleet-adapter: support@a1a1a1a1a1a1\nx-request-id: id-1"
+            text(&downstream(&engine)),
+            "content-type: text/event-stream\nx-lorafleet-adapter: support@a1a1a1a1a1a1"
         );
     }
 

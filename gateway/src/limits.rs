@@ -77,6 +77,55 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// One line of the log, each limit a number under the name of its flag.
+    pub fn tell(&self) {
+        let Self {
+            max_concurrent,
+            max_concurrent_per_model,
+            max_concurrent_per_client,
+            max_queue,
+            queue_timeout_seconds,
+            max_connections,
+            max_body_bytes,
+            max_bodies_bytes,
+            max_reply_bytes,
+            max_replies_bytes,
+            head_timeout_seconds,
+            body_timeout_seconds,
+            write_timeout_seconds,
+            connect_timeout_seconds,
+            answer_timeout_seconds,
+            silence_timeout_seconds,
+            max_attempts,
+            drain_delay_seconds,
+            drain_timeout_seconds,
+            max_metric_models,
+        } = self;
+        tracing::info!(
+            max_concurrent,
+            max_concurrent_per_model,
+            max_concurrent_per_client,
+            max_queue,
+            queue_timeout_seconds = queue_timeout_seconds.as_secs_f64(),
+            max_connections,
+            max_body_bytes,
+            max_bodies_bytes,
+            max_reply_bytes,
+            max_replies_bytes,
+            head_timeout_seconds = head_timeout_seconds.as_secs_f64(),
+            body_timeout_seconds = body_timeout_seconds.as_secs_f64(),
+            write_timeout_seconds = write_timeout_seconds.as_secs_f64(),
+            connect_timeout_seconds = connect_timeout_seconds.as_secs_f64(),
+            answer_timeout_seconds = answer_timeout_seconds.as_secs_f64(),
+            silence_timeout_seconds = silence_timeout_seconds.as_secs_f64(),
+            max_attempts,
+            drain_delay_seconds = drain_delay_seconds.as_secs_f64(),
+            drain_timeout_seconds = drain_timeout_seconds.as_secs_f64(),
+            max_metric_models,
+            "limits"
+        );
+    }
+
     /// Those of a connection.
     pub fn of_connections(&self) -> Bounds {
         Bounds {

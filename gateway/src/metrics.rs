@@ -45,6 +45,10 @@ pub enum RetryCause {
     Denied,
     Unavailable,
     Conflict,
+    /// It has as much to do as it takes.
+    Busy,
+    /// It has dropped the adapter since its last report.
+    NotHeld,
 }
 
 /// All series.

@@ -13,7 +13,7 @@ use axum::body::Body;
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
 use futures::Stream;
-use http::{HeaderValue, header};
+use http::header;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use lorafleet_listen::{Full, NotReceived, receive};
@@ -88,7 +88,6 @@ pub struct Wish {
     pub stream: bool,
     /// The usage event was asked for by the gateway alone.
     pub hide_usage: bool,
-    pub request_id: HeaderValue,
 }
 
 /// The answer for the client.
@@ -96,7 +95,7 @@ pub async fn relay(answering: Answering, wish: Wish, mut meter: Meter, gateway: 
     let Answering { pod, response, counted } = answering;
     let (head, body) = response.into_parts();
     meter.status = head.status.as_u16();
-    let headers = headers::downstream(&head.headers, &wish.request_id);
+    let headers = headers::downstream(&head.headers);
     let is_stream = head.headers.get(header::CONTENT_TYPE).is_some_and(|value| {
         value.to_str().is_ok_and(|value| value.trim_start().to_ascii_lowercase().starts_with("text/event-stream"))
     });

@@ -47,7 +47,8 @@ pub fn log() {
 /// Serves until SIGTERM or SIGINT, and until what is in progress then has ended or a second signal comes.
 pub async fn run(settings: Settings) -> anyhow::Result<End> {
     let limits = settings.limits.clone();
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), ?limits, "starting");
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), "starting");
+    limits.tell();
     let metrics = Arc::new(Metrics::new(limits.max_metric_models as usize)?);
     let secrets = read_secrets(&settings, &metrics).await?;
     let client = Client::try_default().await.context("no configuration to reach the API server")?;

@@ -11,6 +11,7 @@ use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use lorafleet_crds::wire::ErrorEnvelope;
 
 use crate::error::{Code, Refusal};
 use crate::fleet::Fleet;
@@ -18,7 +19,7 @@ use crate::limits::Limits;
 use crate::load::{Counted, InFlight};
 use crate::metrics::{Metrics, RetryCause};
 use crate::resolve::Target;
-use crate::route::{Choice, RouteRequest, route};
+use crate::route::{Choice, NowhereReady, RouteRequest, Unfit, route};
 
 /// Longest answer of a pod that is read only to be passed on if every other pod fails too.
 const FAILURE_BYTES_MAX: usize = 64 << 10;
@@ -55,7 +56,7 @@ struct Failed {
 /// Why there is no answer to relay.
 pub enum NoAnswer {
     Refused(Refusal),
-    /// What the last pod said: 503 or 409.
+    /// What the last pod said.
     Said(Response<Full<Bytes>>),
 }
 
@@ -82,7 +83,8 @@ impl Upstream {
     /// Offers a request to pods, best first, until one begins to answer.
     ///
     /// Another pod is tried only if the first could not be connected to, did not take the gateway's key, or said 503
-    /// (draining) or 409 (it serves something else): then it has computed nothing. A pod that breaks off later may have, so that the client decides.
+    /// (draining), 429 (busy), 409 (it serves something else) or, of an adapter, 404 (it does not hold it): then it has
+    /// computed nothing. A pod that breaks off later may have, so that the client decides.
     pub async fn offer(
         &self,
         fleet: &Fleet,
@@ -92,15 +94,13 @@ impl Upstream {
         outgoing: &Outgoing<'_>,
     ) -> Result<Answering, NoAnswer> {
         let mut excluded = BTreeSet::new();
-        let mut last: Option<Failed> = None;
-        for _ in 0..limits.max_attempts {
+        let mut failures: Vec<Failed> = Vec::new();
+        while failures.len() < limits.max_attempts as usize {
             let choice = match choose(fleet, in_flight, outgoing, &excluded) {
                 Ok(choice) => choice,
-                Err(refusal) => {
-                    return Err(last.map_or(NoAnswer::Refused(refusal), |failed| NoAnswer::Said(failed.answer)));
-                }
+                Err(refusal) => return Err(last_word(failures, refusal)),
             };
-            if let Some(failed) = &last {
+            if let Some(failed) = failures.last() {
                 metrics.retried(failed.cause);
             }
             let counted = in_flight.pod(&choice.pod);
@@ -109,12 +109,12 @@ impl Upstream {
                 Err(failed) => {
                     tracing::warn!(pod = choice.pod, cause = ?failed.cause, "a pod could not take a request");
                     excluded.insert(choice.pod);
-                    last = Some(failed);
+                    failures.push(failed);
                 }
             }
         }
-        let unreachable = || Refusal::new(Code::EngineUnreachable, "no pod was tried").into();
-        Err(last.map_or_else(unreachable, |failed| NoAnswer::Said(failed.answer)))
+        let pods = excluded.into_iter().map(|pod| (pod, Unfit::Tried)).collect();
+        Err(last_word(failures, NowhereReady { target: outgoing.target.clone(), pods }.into()))
     }
 
     /// The head of the answer (also an error that another pod would give as well), or that another pod may be tried.
@@ -146,21 +146,23 @@ impl Upstream {
             }
             Ok(Ok(response)) => response,
         };
-        let cause = match response.status() {
-            StatusCode::SERVICE_UNAVAILABLE => RetryCause::Unavailable,
-            StatusCode::CONFLICT => RetryCause::Conflict,
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                // The gateway's key, not the client's: one of the two has not read the new one yet.
-                let message = format!("pod {pod} does not take the gateway's key");
-                return Ok(Err(Failed { cause: RetryCause::Denied, answer: refusal_answer(&message) }));
-            }
-            _ => return Ok(Ok(response)),
-        };
+        let of_adapter = matches!(outgoing.target, Target::Adapter { .. });
+        if !may_be_offered_again(response.status(), of_adapter) {
+            return Ok(Ok(response));
+        }
         let (head, body) = response.into_parts();
         let limited = http_body_util::Limited::new(body, FAILURE_BYTES_MAX).collect();
-        let answer = match tokio::time::timeout(Duration::from_secs(2), limited).await {
-            Ok(Ok(body)) => Response::from_parts(head, Full::new(body.to_bytes())),
-            _ => refusal_answer(&format!("pod {pod} answered {} and no more", head.status)),
+        let body = match tokio::time::timeout(Duration::from_secs(2), limited).await {
+            Ok(Ok(body)) => Some(body.to_bytes()),
+            _ => None,
+        };
+        let said = body.as_deref().and_then(|body| serde_json::from_slice::<ErrorEnvelope>(body).ok());
+        let cause = cause(head.status, said.as_ref().map(|said| said.error.code.as_str()));
+        let answer = match body {
+            // The gateway's key, not the client's: one of the two has not read the new one yet.
+            _ if cause == RetryCause::Denied => refusal_answer(&format!("pod {pod} does not take the gateway's key")),
+            Some(body) => Response::from_parts(head, Full::new(body)),
+            None => refusal_answer(&format!("pod {pod} answered {} and no more", head.status)),
         };
         Ok(Err(Failed { cause, answer }))
     }
@@ -183,6 +185,39 @@ impl Upstream {
         let body = http_body_util::Limited::new(response.into_body(), bytes_max).collect().await;
         body.map(|body| body.to_bytes()).map_err(|error| format!("{path}: {error}"))
     }
+}
+
+/// Whether a pod that answers with this status has computed nothing, and another pod may do better.
+fn may_be_offered_again(status: StatusCode, of_adapter: bool) -> bool {
+    match status {
+        StatusCode::NOT_FOUND => of_adapter,
+        StatusCode::SERVICE_UNAVAILABLE
+        | StatusCode::TOO_MANY_REQUESTS
+        | StatusCode::CONFLICT
+        | StatusCode::UNAUTHORIZED
+        | StatusCode::FORBIDDEN => true,
+        _ => false,
+    }
+}
+
+/// Why such a pod did not take the request, by its status and by the `code` of its error.
+fn cause(status: StatusCode, code: Option<&str>) -> RetryCause {
+    match (status, code) {
+        (StatusCode::NOT_FOUND, None | Some("ModelNotFound")) => RetryCause::NotHeld,
+        // A fault of the adapter's source, not of the key.
+        (StatusCode::FORBIDDEN, Some("SourceForbidden" | "SourceDenied")) => RetryCause::Unavailable,
+        (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _) => RetryCause::Denied,
+        (StatusCode::TOO_MANY_REQUESTS, _) => RetryCause::Busy,
+        (StatusCode::CONFLICT, _) => RetryCause::Conflict,
+        _ => RetryCause::Unavailable,
+    }
+}
+
+/// What the client hears when no pod took its request: the last of those that could say more than that they do not hold the
+/// adapter. That alone would be a lie: it exists.
+fn last_word(failures: Vec<Failed>, otherwise: Refusal) -> NoAnswer {
+    let said = failures.into_iter().rev().find(|failed| failed.cause != RetryCause::NotHeld);
+    said.map_or(NoAnswer::Refused(otherwise), |failed| NoAnswer::Said(failed.answer))
 }
 
 fn choose(

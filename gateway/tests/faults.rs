@@ -16,6 +16,9 @@ async fn another_pod_is_tried_before_the_first_byte() {
         ("Unavailable", pod(Behaviour::Status(503)).await),
         ("Conflict", pod(Behaviour::Status(409)).await),
         ("Denied", pod(Behaviour::Status(401)).await),
+        ("Busy", pod(Behaviour::Status(429)).await),
+        ("NotHeld", pod(Behaviour::NotHeld).await),
+        ("Unavailable", pod(Behaviour::Status(404)).await),
     ] {
         let echo = pod(Behaviour::Echo).await;
         let front = front(&[&first, &echo], limits(&[])).await;
@@ -28,7 +31,7 @@ async fn another_pod_is_tried_before_the_first_byte() {
 
 #[tokio::test]
 async fn a_pods_other_answers_are_final() {
-    for status in [400, 404, 429, 500] {
+    for status in [400, 422, 500, 502] {
         let first = pod(Behaviour::Status(status)).await;
         let echo = pod(Behaviour::Echo).await;
         let front = front(&[&first, &echo], limits(&[])).await;
@@ -56,6 +59,57 @@ async fn when_all_fail_the_last_word_is_passed_on() {
 }
 
 #[tokio::test]
+async fn a_pod_that_is_full_is_the_last_word_of_a_pool_that_is() {
+    for others in [Behaviour::Status(429), Behaviour::NotHeld] {
+        let (busy, other) = (pod(Behaviour::Status(429)).await, pod(others).await);
+        let front = front(&[&busy, &other], limits(&[])).await;
+        let response = front.chat(r#"{"model":"support"}"#).await;
+        assert_eq!(response.headers()["retry-after"], "7");
+        assert_eq!(error_of(response).await.1, "Told429");
+        assert_eq!((busy.seen.count(), other.seen.count()), (1, 1));
+    }
+}
+
+/// Each pod has dropped it since its last report: that it does not exist would be untrue.
+#[tokio::test]
+async fn an_adapter_that_all_pods_have_lost_is_not_unknown() {
+    let pods = [pod(Behaviour::NotHeld).await, pod(Behaviour::NotHeld).await];
+    let front = front(&[&pods[0], &pods[1]], limits(&[])).await;
+    let fleet = front.gateway.fleet.clone();
+    // What the pods say when they are asked again.
+    let hear = async {
+        fleet.wanted().await;
+        let (round, mut view) = (fleet.begin_round(), (*fleet.view()).clone());
+        for pod in view.pods.values_mut() {
+            let mut report = (**pod.report.as_ref().unwrap()).clone();
+            report.holdings = Arc::default();
+            pod.report = Some(Arc::new(report));
+        }
+        fleet.publish(view, round);
+    };
+    let (response, ()) = tokio::join!(front.chat(r#"{"model":"support"}"#), hear);
+    assert_eq!(response.headers()["retry-after"], "2");
+    let message = "adapter 'support@a1a1a1a1a1a1' is ready on no pod (p0: not placed there; p1: not placed there)";
+    assert_eq!(error_of(response).await, (503, "AdapterNotReady".to_owned(), message.to_owned()));
+    assert_eq!(pods.map(|pod| pod.seen.count()), [1, 1]);
+}
+
+#[tokio::test]
+async fn an_adapter_that_was_deleted_on_the_way_is_unknown() {
+    let dropped = pod(Behaviour::NotHeld).await;
+    let front = front(&[&dropped], limits(&[])).await;
+    let delete = async {
+        until("the pod was asked", || dropped.seen.count() == 1).await;
+        let mut view = view(&[&dropped], &front.gateway.fleet);
+        view.adapters = Arc::default();
+        front.gateway.fleet.publish(view, 0);
+    };
+    let (response, ()) = tokio::join!(front.chat(r#"{"model":"support"}"#), delete);
+    let (status, code, _) = error_of(response).await;
+    assert_eq!((status, code.as_str()), (404, "ModelNotFound"));
+}
+
+#[tokio::test]
 async fn a_pod_that_refuses_the_gateways_key_is_no_fault_of_the_client() {
     let denying = pod(Behaviour::Status(401)).await;
     let front = front(&[&denying], limits(&[])).await;
@@ -65,7 +119,7 @@ async fn a_pod_that_refuses_the_gateways_key_is_no_fault_of_the_client() {
 
 #[tokio::test]
 async fn a_name_that_moves_on_the_way_is_asked_for_again() {
-    let old = pod(Behaviour::Status(404)).await;
+    let old = pod(Behaviour::NotHeld).await;
     let new = pod(Behaviour::Echo).await;
     let front = front(&[&old], limits(&[])).await;
     let moved = Digest::from_bytes([0xc2; 32]);
@@ -196,7 +250,7 @@ async fn known_but_ready_nowhere_says_why() {
             "adapter 'support@a1a1a1a1a1a1' is ready on no pod (p0: the pod is not ready)".to_owned()
         )
     );
-    assert_eq!(error_of(front.chat(r#"{"model":""}"#).await).await.1, "BaseNotReady");
+    assert_eq!(error_of(front.chat(r#"{"model":"smollm2"}"#).await).await.1, "BaseNotReady");
     assert_eq!(echo.seen.count(), 0);
 }
 

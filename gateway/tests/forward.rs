@@ -40,10 +40,29 @@ async fn only_model_and_credentials_change_on_the_way() {
 }
 
 #[tokio::test]
+async fn every_answer_says_its_request_id() {
+    let front = front(&[&pod(Behaviour::Echo).await, &pod(Behaviour::Status(500)).await], limits(&[])).await;
+    let client = reqwest::Client::new();
+    for (method, path, status) in [
+        (http::Method::GET, "/v1/models", 200),
+        (http::Method::GET, "/v1/models/nobody", 404),
+        (http::Method::POST, "/v1/completions", 400),
+        (http::Method::GET, "/v1/completions", 405),
+        (http::Method::GET, "/nowhere", 404),
+    ] {
+        let ask = || client.request(method.clone(), front.url(path));
+        let given = ask().header("x-request-id", "req-7").send().await.unwrap();
+        assert_eq!((given.status().as_u16(), &given.headers()["x-request-id"]), (status, &"req-7".parse().unwrap()));
+        let made = ask().send().await.unwrap().headers()["x-request-id"].to_str().unwrap().to_owned();
+        assert!(made.len() == 32 && made.bytes().all(|byte| byte.is_ascii_hexdigit()), "{path}: {made}");
+    }
+}
+
+#[tokio::test]
 async fn the_base_passes_as_it_was_asked_for() {
     let echo = pod(Behaviour::Echo).await;
     let front = front(&[&echo], limits(&[])).await;
-    for body in [r#"{"model":"smollm2"}"#, r#"{"model":"" }"#] {
+    for body in [r#"{"model":"smollm2"}"#, r#"{"seed": 1,"model":"smollm2" }"#] {
         assert_eq!(front.post("/v1/completions", body, None).await.status(), 200);
         assert_eq!(echo.seen.last_body(), body);
     }
@@ -109,6 +128,13 @@ async fn unknown_names_are_404_before_anything_is_sent() {
     assert_eq!((status, code.as_str()), (400, "InvalidRequest"));
     let (status, code, _) = error_of(front.chat(r#"{"model":"support","model":"smollm2"}"#).await).await;
     assert_eq!((status, code.as_str()), (400, "InvalidRequest"));
+    for nothing in ["{}", r#"{"model":""}"#, r#"{"model":" "}"#, r#"{"model":null}"#] {
+        let response = front.chat(nothing).await;
+        assert_eq!(response.status(), 400, "{nothing}");
+        let body: serde_json::Value = serde_json::from_str(&response.text().await.unwrap()).unwrap();
+        let error = &body["error"];
+        assert_eq!((&error["type"], &error["param"]), (&"invalid_request_error".into(), &"model".into()), "{error}");
+    }
     let (status, code, _) = error_of(front.post("/v1/embeddings", "{}", None).await).await;
     assert_eq!((status, code.as_str()), (404, "RouteNotFound"));
     let (status, code, _) = error_of(reqwest::get(front.url("/v1/completions")).await.unwrap()).await;

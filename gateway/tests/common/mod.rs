@@ -63,6 +63,8 @@ pub enum Behaviour {
     /// Never answers.
     Silent,
     Status(u16),
+    /// Answers as an engine that does not know the adapter.
+    NotHeld,
     /// Streams without end as fast as it is read.
     Flood,
 }
@@ -140,20 +142,15 @@ fn echo(body: &Bytes) -> Response {
 async fn answer(State((behaviour, seen)): State<(Behaviour, Arc<Seen>)>, headers: HeaderMap, body: Bytes) -> Response {
     seen.requests.fetch_add(1, Ordering::SeqCst);
     *seen.last.lock().unwrap() = Some((headers, body.clone()));
-    let mut counter = DropCounter(Arc::clone(&seen), false);
+    let at_once = matches!(behaviour, Behaviour::Echo | Behaviour::Large(_) | Behaviour::Text(_));
+    let counter =
+        DropCounter(Arc::clone(&seen), at_once || matches!(behaviour, Behaviour::Status(_) | Behaviour::NotHeld));
     match behaviour {
-        Behaviour::Echo => {
-            counter.1 = true;
-            echo(&body)
-        }
+        Behaviour::Echo => echo(&body),
         Behaviour::Large(bytes) => {
-            counter.1 = true;
             ([(header::CONTENT_TYPE, "application/json")], format!("\"{}\"", "x".repeat(bytes - 2))).into_response()
         }
-        Behaviour::Text(text) => {
-            counter.1 = true;
-            events(futures::stream::iter([Ok::<_, std::io::Error>(Bytes::from(text))]))
-        }
+        Behaviour::Text(text) => events(futures::stream::iter([Ok::<_, std::io::Error>(Bytes::from(text))])),
         Behaviour::Stream(notify) => events(futures::stream::unfold((0, counter), move |(step, mut counter)| {
             let notify = Arc::clone(&notify);
             async move {
@@ -198,16 +195,18 @@ async fn answer(State((behaviour, seen)): State<(Behaviour, Arc<Seen>)>, headers
             std::future::pending::<()>().await;
             StatusCode::OK.into_response()
         }
-        Behaviour::Status(status) => {
-            counter.1 = true;
-            let body = format!(r#"{{"error":{{"message":"as told","type":"t","param":null,"code":"Told{status}"}}}}"#);
-            let json = (header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-            (StatusCode::from_u16(status).unwrap(), [json, (header::RETRY_AFTER, 7.into())], body).into_response()
-        }
+        Behaviour::Status(status) => error(status, &format!("Told{status}")),
+        Behaviour::NotHeld => error(404, "ModelNotFound"),
         Behaviour::Flood => events(futures::stream::unfold(counter, |counter| async move {
             Some((Ok::<_, std::io::Error>(Bytes::from(EVENT.repeat(1000))), counter))
         })),
     }
+}
+
+fn error(status: u16, code: &str) -> Response {
+    let body = format!(r#"{{"error":{{"message":"as told","type":"t","param":null,"code":"{code}"}}}}"#);
+    let json = (header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    (StatusCode::from_u16(status).unwrap(), [json, (header::RETRY_AFTER, 7.into())], body).into_response()
 }
 
 pub const HEADER_ADAPTER: http::HeaderName = http::HeaderName::from_static("x-lorafleet-adapter");
