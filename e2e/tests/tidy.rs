@@ -9,6 +9,7 @@ use lorafleet_e2e::repository;
 
 /// Longest file and function in lines; `tidy-allowed.txt` lists what is longer for now and may only shrink.
 const FILE_LINES_MAX: usize = 600;
+const DEVICE_FILE_LINES_MAX: usize = 500;
 const FUNCTION_LINES_MAX: usize = 70;
 
 /// Files whose text is made by a tool or is data.
@@ -106,10 +107,15 @@ fn files_and_functions_stay_short() {
         None if lines > most => wrong.push(format!("{what}: {lines} lines, at most {most}")),
         _ => {}
     };
-    for (path, text) in texts().into_iter().filter(|(path, _)| path.ends_with(".rs")) {
-        judge(path.clone(), text.lines().count(), FILE_LINES_MAX);
-        for (name, lines) in functions(&text) {
-            judge(format!("{path} {name}"), lines, FUNCTION_LINES_MAX);
+    for (path, text) in texts() {
+        if path.ends_with(".cu") || path.ends_with(".cuh") {
+            judge(path.clone(), text.lines().count(), DEVICE_FILE_LINES_MAX);
+        }
+        if path.ends_with(".rs") {
+            judge(path.clone(), text.lines().count(), FILE_LINES_MAX);
+            for (name, lines) in functions(&text) {
+                judge(format!("{path} {name}"), lines, FUNCTION_LINES_MAX);
+            }
         }
     }
     wrong.extend(allowed.keys().map(|what| format!("{what}: in tidy-allowed.txt but not in the tree, or short now")));
@@ -249,6 +255,60 @@ fn error_codes_are_documented() {
     }
     let missing: Vec<_> = codes.iter().filter(|(code, _)| !documented.contains(&format!("`{code}`"))).collect();
     assert!(missing.is_empty(), "not in docs/OPERATIONS.md: {missing:?}");
+}
+
+/// Names of metrics in a source text: in quotes by themselves, with one of these beginnings or in a file where `prefix` is put
+/// before each.
+fn metrics(text: &str, prefix: Option<&str>) -> BTreeSet<String> {
+    let is_word = |text: &str| {
+        !text.is_empty() && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_' || b == b':')
+    };
+    let source = text.split("#[cfg(test)]").next().unwrap_or_default();
+    let quoted = source.split('"').skip(1).step_by(2).filter(|quoted| is_word(quoted));
+    match prefix {
+        None => quoted
+            .filter(|name| name.starts_with("lorafleet_") || name.starts_with("vllm:"))
+            .map(str::to_owned)
+            .collect(),
+        // Named where it is made: `counters("requests_total", ...)`.
+        Some(prefix) => {
+            let made = ["counters(", "gauges(", "gauge(", "histogram(", "Gauge::new(", "IntCounter::new("];
+            let lead = |name: &str| source.split(&format!("\"{name}\"")).next().unwrap_or_default().trim_end();
+            quoted
+                .filter(|name| made.iter().any(|made| lead(name).ends_with(made)))
+                .map(|name| format!("{prefix}{name}"))
+                .collect()
+        }
+    }
+}
+
+/// In both directions: what is measured is documented, and what is documented is measured.
+#[test]
+fn metrics_and_conditions_are_documented() {
+    let read = |path: &str| std::fs::read_to_string(repository().join(path)).unwrap();
+    let documented = read("docs/OPERATIONS.md");
+    let mut measured = metrics(&read("gateway/src/metrics.rs"), Some("lorafleet_gateway_"));
+    for path in ["engine/src/metrics.rs", "engine/src/exposition.rs", "operator/src/metrics.rs"] {
+        measured.extend(metrics(&read(path), None));
+    }
+    let (_, section) = documented.split_once("\n## Metrics\n").unwrap();
+    let section = section.split("\n## ").next().unwrap();
+    // `name{label,label}`
+    let told: BTreeSet<String> = section
+        .split('`')
+        .skip(1)
+        .step_by(2)
+        .map(|code| code.split('{').next().unwrap_or_default().to_owned())
+        .filter(|name| name.starts_with("lorafleet_") || name.starts_with("vllm:"))
+        .collect();
+    assert!(measured.len() > 55, "found only {measured:?}");
+    let missing: Vec<_> = measured.difference(&told).collect();
+    assert!(missing.is_empty(), "not in docs/OPERATIONS.md: {missing:?}");
+    let gone: Vec<_> = told.difference(&measured).collect();
+    assert!(gone.is_empty(), "in docs/OPERATIONS.md, and measured nowhere: {gone:?}");
+    let conditions = variants(&read("crds/src/condition.rs"), "ConditionType");
+    let untold: Vec<_> = conditions.iter().filter(|name| !documented.contains(&format!("`{name}"))).collect();
+    assert!(conditions.len() == 9 && untold.is_empty(), "not in docs/OPERATIONS.md: {untold:?} of {conditions:?}");
 }
 
 /// The programs' Dockerfiles are one text, with the compiler that everything else is built with.
