@@ -107,7 +107,7 @@ pub struct Flags {
     #[arg(long, env = "LORAFLEET_MAX_BODY_BYTES")]
     pub max_body_bytes: Option<u32>,
     /// How long a client may take until it has sent the head of its next request, and so how long an idle connection
-    /// stays [default: 75].
+    /// stays; for its first, 10 seconds at most [default: 75].
     #[arg(long, env = "LORAFLEET_HEAD_TIMEOUT_SECONDS")]
     pub head_timeout_seconds: Option<u64>,
     /// How long a client may leave bytes of an answer unread before it is taken for gone [default: 60].

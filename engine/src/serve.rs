@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail};
 use lorafleet_crds::wire::{LoadRequest, Tier};
-use lorafleet_listen::{End, Room, Told};
+use lorafleet_listen::{Bounds, End, Room, Told};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
@@ -84,11 +84,7 @@ pub async fn serve_base(
         "serving"
     );
     let limits = &app.fleet.engine().limits;
-    let bounds = lorafleet_listen::Bounds {
-        connections: limits.max_connections,
-        head_time: limits.head_time_max,
-        write_time: limits.write_time_max,
-    };
+    let bounds = Bounds::of_clients(limits.max_connections, limits.head_time_max, limits.write_time_max);
     let stop = CancellationToken::new();
     let serving = lorafleet_listen::serve(listener, router(app.clone()), bounds, |_| (), stop.clone());
     let mut server = tokio::spawn(serving);

@@ -43,7 +43,8 @@ pub struct Limits {
     /// Bytes of all answers that are not streams until they have been written, beyond the first 32 KiB of each; more are answered 429.
     #[arg(long, env = "LORAFLEET_MAX_REPLIES_BYTES", default_value_t = 128 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
     pub max_replies_bytes: u64,
-    /// How long a client may take until it has sent the head of its next request, and so how long an idle connection stays.
+    /// How long a client may take until it has sent the head of its next request, and so how long an idle connection stays; for its
+    /// first, 10 seconds at most.
     /// Above the 60 seconds for which load balancers usually keep theirs.
     #[arg(long, env = "LORAFLEET_HEAD_TIMEOUT_SECONDS", default_value = "75", value_parser = seconds)]
     pub head_timeout_seconds: Duration,
@@ -128,11 +129,7 @@ impl Limits {
 
     /// Those of a connection.
     pub fn of_connections(&self) -> Bounds {
-        Bounds {
-            connections: self.max_connections as usize,
-            head_time: self.head_timeout_seconds,
-            write_time: self.write_timeout_seconds,
-        }
+        Bounds::of_clients(self.max_connections as usize, self.head_timeout_seconds, self.write_timeout_seconds)
     }
 }
 

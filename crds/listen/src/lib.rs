@@ -6,11 +6,13 @@ mod told;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -35,14 +37,25 @@ pub struct Bounds {
     /// Time until the head of the next request has come whole, and so the age of an idle connection. Longer than
     /// clients of ours keep one idle, or they would write into connections that are being closed.
     pub head_time: Duration,
+    /// The same for the first head of a connection: who has just connected has something to say.
+    pub first_head_time: Duration,
     /// Time in which the client takes no byte.
     pub write_time: Duration,
 }
 
 impl Bounds {
     /// For probes and scrapers: few, and gone soon, so that who opens many and says nothing keeps them out for a moment only.
-    pub const PROBES: Self =
-        Self { connections: 256, head_time: Duration::from_secs(5), write_time: Duration::from_secs(5) };
+    pub const PROBES: Self = Self {
+        connections: 256,
+        head_time: Duration::from_secs(5),
+        first_head_time: Duration::from_secs(5),
+        write_time: Duration::from_secs(5),
+    };
+
+    /// For those who ask for answers.
+    pub fn of_clients(connections: usize, head_time: Duration, write_time: Duration) -> Self {
+        Self { connections, head_time, first_head_time: head_time.min(Duration::from_secs(10)), write_time }
+    }
 }
 
 /// Serves `routes` until `drain`; then takes no more connections, lets each end its request, and returns when all have.
@@ -74,13 +87,18 @@ pub async fn serve(
         let Some((stream, place)) = accepted else {
             continue;
         };
-        let service = TowerToHyperService::new(routes.clone());
+        let (heard, answering) = (Arc::new(AtomicBool::new(false)), TowerToHyperService::new(routes.clone()));
+        let noted = heard.clone();
+        let service = service_fn(move |request| {
+            noted.store(true, Relaxed);
+            answering.call(request)
+        });
         let builder = builder.clone();
         let (changed, drain) = (changed.clone(), drain.clone());
         connections.spawn(async move {
             let _place = place;
             changed(1);
-            let io = TokioIo::new(WriteTimeout::new(stream, bounds.write_time));
+            let io = TokioIo::new(Watched::new(stream, bounds, heard));
             let mut connection = pin!(builder.serve_connection(io, service));
             let ended = tokio::select! {
                 ended = connection.as_mut() => ended,
@@ -120,18 +138,28 @@ async fn accept(
     }
 }
 
-/// A connection whose client must read: if the kernel takes no byte for so long, writing fails. Else a client that stops
-/// reading would hold its place and its pod's for ever.
-struct WriteTimeout {
+/// A connection whose client must speak and must read. Until a first head has come, its time is short: else whoever opens
+/// connections and says nothing would hold all places for as long as an idle client may. If the kernel takes no byte for
+/// `write_time`, writing fails: else a client that stops reading would hold its place and its pod's for ever.
+struct Watched {
     stream: TcpStream,
-    timeout: Duration,
-    timer: Pin<Box<Sleep>>,
+    heard: Arc<AtomicBool>,
+    first_head: Pin<Box<Sleep>>,
+    write_time: Duration,
+    writing: Pin<Box<Sleep>>,
     waiting: bool,
 }
 
-impl WriteTimeout {
-    fn new(stream: TcpStream, timeout: Duration) -> Self {
-        Self { stream, timeout, timer: Box::pin(sleep(timeout)), waiting: false }
+impl Watched {
+    fn new(stream: TcpStream, bounds: Bounds, heard: Arc<AtomicBool>) -> Self {
+        Self {
+            stream,
+            heard,
+            first_head: Box::pin(sleep(bounds.first_head_time)),
+            write_time: bounds.write_time,
+            writing: Box::pin(sleep(bounds.write_time)),
+            waiting: false,
+        }
     }
 
     fn bound<T>(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
@@ -141,22 +169,26 @@ impl WriteTimeout {
         }
         if !self.waiting {
             self.waiting = true;
-            self.timer.as_mut().reset(Instant::now() + self.timeout);
+            self.writing.as_mut().reset(Instant::now() + self.write_time);
         }
-        match self.timer.as_mut().poll(cx) {
+        match self.writing.as_mut().poll(cx) {
             Poll::Ready(()) => Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read"))),
             Poll::Pending => Poll::Pending,
         }
     }
 }
 
-impl AsyncRead for WriteTimeout {
+impl AsyncRead for Watched {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        // Bytes that drip in do not put it off.
+        if !self.heard.load(Relaxed) && self.first_head.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client says nothing")));
+        }
         Pin::new(&mut self.stream).poll_read(cx, buffer)
     }
 }
 
-impl AsyncWrite for WriteTimeout {
+impl AsyncWrite for Watched {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let result = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.bound(cx, result)
@@ -194,12 +226,41 @@ mod tests {
 
     use super::*;
 
+    /// A head that has begun does not earn its client the time of one who has asked something before; who has, keeps it.
+    #[tokio::test]
+    async fn a_first_head_has_less_time_than_the_next() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let [short, long] = [300, 3_000].map(Duration::from_millis);
+        let bounds = Bounds { connections: 4, head_time: long, first_head_time: short, write_time: long };
+        let routes = Router::new().route("/", get(|| async { "ok" }));
+        tokio::spawn(serve(listener, routes, bounds, |_| (), CancellationToken::new()));
+        for (first, expected) in [("GET / HTTP/1.1\r\nhost:", short), (WHOLE, long)] {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            let begun = Instant::now();
+            client.write_all(first.as_bytes()).await.unwrap();
+            let mut answer = Vec::new();
+            // Closed or reset: over.
+            let _ = client.read_to_end(&mut answer).await;
+            let lasted = begun.elapsed();
+            assert!(lasted >= expected && (first == WHOLE || lasted < long), "{first:?} lasted {lasted:?}");
+            assert_eq!(answer.is_empty(), first != WHOLE);
+        }
+    }
+
+    const WHOLE: &str = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+
     /// Who opens connections and says nothing loses them, and those who wait behind him are served.
     #[tokio::test]
     async fn half_open_connections_give_their_places_to_others() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let bounds = Bounds { connections: 4, head_time: Duration::from_millis(300), ..Bounds::PROBES };
+        let bounds = Bounds {
+            connections: 4,
+            head_time: Duration::from_millis(300),
+            first_head_time: Duration::from_millis(300),
+            ..Bounds::PROBES
+        };
         let drain = CancellationToken::new();
         let routes = Router::new().route("/", get(|| async { "ok" }));
         let serving = tokio::spawn(serve(listener, routes, bounds, |_| (), drain.clone()));
