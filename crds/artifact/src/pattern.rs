@@ -1,5 +1,7 @@
 //! Which modules a configuration means. PEFT's rules, on the names of the model's modules.
 
+mod python;
+
 use fancy_regex::{Regex, RegexBuilder};
 
 use crate::reason::{Refusal, excerpt};
@@ -28,7 +30,7 @@ enum Matcher {
 impl NamePattern {
     /// `re.fullmatch(pattern, name)`.
     pub(crate) fn full(key: &str, pattern: &str) -> Result<Self, Refusal> {
-        Self::compile(key, pattern, &format!(r"\A(?:{pattern})\z"))
+        Self::compile(key, pattern, pattern, r"\z")
     }
 
     /// `re.match(rf"(.*\.)?({pattern})$", name)`.
@@ -36,15 +38,16 @@ impl NamePattern {
         if let Some(bytes) = plain_bytes(pattern).filter(|_| pattern.len() <= PATTERN_BYTES_MAX) {
             return Ok(Self { text: pattern.to_owned(), matcher: Matcher::DottedSuffix(bytes) });
         }
-        Self::compile(key, pattern, &format!(r"\A(?:.*\.)?(?:{pattern})\z"))
+        Self::compile(key, pattern, &format!(r"(.*\.)?({pattern})$"), "")
     }
 
     /// `re.match(rf"(?:^|.*?\.){pattern}\.(?P<idx>\d+)\.", name)`.
     fn layer(pattern: &str) -> Result<Self, Refusal> {
-        Self::compile("layers_pattern", pattern, &format!(r"\A(?:|.*?\.){pattern}\.(?P<idx>\d+)\."))
+        Self::compile("layers_pattern", pattern, &format!(r"(?:^|.*?\.){pattern}\.(?P<idx>\d+)\."), "")
     }
 
-    fn compile(key: &str, pattern: &str, expression: &str) -> Result<Self, Refusal> {
+    /// `python` is what PEFT hands to `re`, with the pattern in it; it is matched from the start of a name, up to `end`.
+    fn compile(key: &str, pattern: &str, python: &str, end: &str) -> Result<Self, Refusal> {
         let shown = excerpt(pattern, 200);
         if pattern.len() > PATTERN_BYTES_MAX {
             let length = pattern.len();
@@ -52,10 +55,15 @@ impl NamePattern {
                 "{key} holds a pattern of {length} bytes, the limit is {PATTERN_BYTES_MAX}"
             )));
         }
-        let regex =
-            RegexBuilder::new(expression).backtrack_limit(BACKTRACK_MAX).delegate_size_limit(1 << 20).build().map_err(
-                |error| Refusal::malformed(format!("{key}: '{shown}' is not a regular expression: {error}")),
-            )?;
+        let failed = |error: String| {
+            Refusal::malformed(format!("{key}: '{shown}' is not a regular expression of Python's: {error}"))
+        };
+        let expression = python::translate(python).map_err(failed)?;
+        let regex = RegexBuilder::new(&format!(r"\A(?:{expression}){end}"))
+            .backtrack_limit(BACKTRACK_MAX)
+            .delegate_size_limit(1 << 20)
+            .build()
+            .map_err(|error| failed(error.to_string()))?;
         Ok(Self { text: pattern.to_owned(), matcher: Matcher::Regex(Box::new(regex)) })
     }
 
@@ -66,11 +74,11 @@ impl NamePattern {
         }
     }
 
-    /// The layer number that a `layer` expression finds.
-    fn layer_of(&self, name: &str) -> Result<Option<i64>, Refusal> {
+    /// The layer number that a `layer` expression finds; `Some(None)` if it matches without one.
+    fn layer_of(&self, name: &str) -> Result<Option<Option<i64>>, Refusal> {
         let Matcher::Regex(regex) = &self.matcher else { return Ok(None) };
         let captures = regex.captures(name).map_err(|error| self.failed(name, &error))?;
-        Ok(captures.and_then(|captures| captures.name("idx")?.as_str().parse().ok()))
+        Ok(captures.map(|captures| captures.name("idx")?.as_str().parse().ok()))
     }
 
     /// Needs the engine of regular expressions.
@@ -240,7 +248,7 @@ impl Layers {
     fn contain(&self, name: &str) -> Result<bool, Refusal> {
         for pattern in &self.patterns {
             if let Some(layer) = pattern.layer_of(name)? {
-                return Ok(self.numbers.contains(&layer));
+                return Ok(layer.is_some_and(|layer| self.numbers.contains(&layer)));
             }
         }
         Ok(false)

@@ -71,9 +71,7 @@ fn features_that_change_the_mathematics_are_refused_by_name() {
     check(json!({"use_dora": true}), "use_dora");
     check(json!({"use_qalora": true}), "use_qalora");
     check(json!({"lora_bias": true}), "lora_bias");
-    check(json!({"bias": "all"}), "bias");
-    check(json!({"bias": "lora_only"}), "lora_only");
-    check(json!({"fan_in_fan_out": true}), "fan_in_fan_out");
+    check(json!({"bias": "some"}), "bias = \"some\"");
     check(json!({"modules_to_save": ["embed_tokens"]}), "embed_tokens");
     check(json!({"modules_to_save": ["score"]}), "score");
     check(json!({"trainable_token_indices": [1, 2]}), "trainable_token_indices");
@@ -91,6 +89,8 @@ fn features_that_change_the_mathematics_are_refused_by_name() {
     check(json!({"init_lora_weights": "OLoRA"}), "OLoRA");
     check(json!({"init_lora_weights": "loftq"}), "loftq");
     check(json!({"init_lora_weights": "corda"}), "corda");
+    check(json!({"init_lora_weights": "lora_ga"}), "lora_ga");
+    check(json!({"init_lora_weights": "future_svd"}), "future_svd");
     check(json!({"peft_type": "LOHA"}), "LOHA");
     check(json!({"peft_type": "ADALORA"}), "ADALORA");
     check(json!({"peft_type": "PROMPT_TUNING"}), "PROMPT_TUNING");
@@ -130,6 +130,56 @@ fn configurations_that_are_none() {
     check(json!({"target_modules": ["q_proj"]}), "v_proj");
     check(json!({"layers_to_transform": [0]}), "model.layers.1.self_attn.q_proj");
     check(json!({"exclude_modules": ["v_proj"]}), "v_proj");
+}
+
+/// Nothing that Python would not compile is read as something else.
+#[test]
+fn expressions_that_are_none_of_pythons() {
+    let patterns = [
+        r"a)|(b",
+        "(a",
+        "[a",
+        "[]",
+        r"a\",
+        r"\hq",
+        r"\Kq",
+        r"\p{L}",
+        r"\Qq\E",
+        r"\g<1>",
+        r"\N{DIGIT ONE}",
+        r"[\1]",
+        r"[b-a]",
+        r"[a-\w]",
+        "*a",
+        "a|+",
+        "a**",
+        "a{2}{3}",
+        "a++?",
+        "^*",
+        r"\b+",
+        "(?<n>a)",
+        "(?P<1>a)",
+        "(?P<n->a)",
+        "(?|a|b)",
+        "(?&n)",
+        "(?L)a",
+        "a(?i)b",
+        "(?-i)a",
+        "(?i",
+        "(?",
+        "(?#",
+        "(?(1-)a)",
+        r"\9",
+        r"\x7",
+        r"\ud800",
+        r"\777",
+    ];
+    for pattern in patterns {
+        check_config(json!({"target_modules": pattern}), Reason::Malformed, "is not a regular expression of Python's");
+    }
+    // In front of it stands what PEFT puts there.
+    check_config(json!({"rank_pattern": {"(?i)q_proj": 8}}), Reason::Malformed, "elsewhere than at its start");
+    check_config(json!({"layers_to_transform": 1, "layers_pattern": "(layers"}), Reason::Malformed, "')' is missing");
 }
 
 /// An expression that backtracks without end is cut off: it costs milliseconds, not the process.
@@ -179,7 +229,9 @@ fn inert_keys_pass() {
         json!({"use_future": false, "future_group_size": 16}),
         json!({"future_config": null, "future_init": "default"}),
         json!({"peft_version": "0.99.0", "revision": "main", "inference_mode": false, "lora_dropout": 0.3}),
-        json!({"init_lora_weights": "gaussian"}),
+        json!({"init_lora_weights": "gaussian", "bias": "all", "fan_in_fan_out": true}),
+        json!({"init_lora_weights": "Orthogonal", "bias": "lora_only"}),
+        json!({"init_lora_weights": "mica", "bias": "none"}),
         json!({"init_lora_weights": true, "loftq_config": {"loftq_bits": 4}}),
         json!({"eva_config": {"rho": 2.0}, "corda_config": {"x": 1}, "runtime_config": {"ephemeral_gpu_offload": true}}),
         json!({"velora_config": {"num_groups": 2}}),
@@ -413,6 +465,17 @@ proptest! {
         let config = serde_json::to_vec(&files.config).unwrap();
         let judged = support::verify(&config, &files.weights, Default::default(), &base("base"), &open_policy(), size);
         prop_assert_eq!(judged.unwrap_err().reason, Reason::Malformed);
+    }
+
+    #[test]
+    fn arbitrary_expressions_never_panic(pattern in r"[a-z0-9(){}\[\]|?*+.^$\\:<>=!#&~, -]{0,24}") {
+        for config in [json!({"target_modules": pattern}), json!({"target_modules": ["q_proj"], "rank_pattern": {pattern.clone(): 2}})] {
+            let mut files = Files::of_case("plain-r8-qv");
+            for (key, value) in config.as_object().unwrap() {
+                files.config[key] = value.clone();
+            }
+            let _ = files.verify(&base("base"), &open_policy());
+        }
     }
 
     #[test]

@@ -63,6 +63,9 @@ const NOT_SERVED: &[(&str, &str)] = &[
 /// Initialisations that leave the base changed: such an adapter only makes sense on that changed base.
 const CHANGES_BASE: &[&str] = &["pissa", "olora", "corda", "loftq", "lora_ga"];
 
+/// Initialisations of A and B alone, which training has overwritten.
+const LEAVES_BASE: &[&str] = &["", "gaussian", "eva", "orthogonal", "mica"];
+
 pub(super) fn check(fields: &Fields<'_>) -> Result<(), Refusal> {
     match fields.text("peft_type")? {
         Some("LORA") => {}
@@ -83,15 +86,14 @@ pub(super) fn check(fields: &Fields<'_>) -> Result<(), Refusal> {
             return Err(unsupported(key, value, what));
         }
     }
-    match fields.text("bias")? {
-        None | Some("none") => {}
-        Some(_) => {
-            return Err(unsupported("bias", &Value::from(fields.text("bias")?), "biases of the base are replaced"));
-        }
+    // It says which biases were trained along, if the base has any. A file that holds one is refused by its key.
+    if let Some(value) = fields.set("bias")
+        && !matches!(fields.text("bias")?, Some("none" | "all" | "lora_only"))
+    {
+        return Err(unsupported("bias", value, "known are none, all and lora_only"));
     }
-    if fields.flag("fan_in_fan_out")? {
-        return Err(unsupported("fan_in_fan_out", &Value::Bool(true), "the weights are stored transposed"));
-    }
+    // About layers that store their weights transposed. PEFT itself sets it back for linear ones, and there are no others.
+    fields.flag("fan_in_fan_out")?;
     initialisation(fields)?;
     fields.0.0.iter().try_for_each(|(key, value)| unknown(fields, key, value))
 }
@@ -123,6 +125,13 @@ fn initialisation(fields: &Fields<'_>) -> Result<(), Refusal> {
             "init_lora_weights",
             value,
             "it changes the base before training; save the adapter with path_initial_model_for_weight_conversion",
+        ));
+    }
+    if !LEAVES_BASE.contains(&name.as_str()) {
+        return Err(unsupported(
+            "init_lora_weights",
+            value,
+            "it is not known here and may change the base before training",
         ));
     }
     Ok(())

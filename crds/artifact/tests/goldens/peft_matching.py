@@ -42,6 +42,22 @@ CONFIGS = [
     dict(target_modules=["q_proj", "k_proj"], rank_pattern={"self.attn.q_proj": 2, ".k_proj": 3, "_proj": 9}),
     dict(target_modules=["o_proj"], alpha_pattern={"o_proj": 1.5}, rank_pattern={"0.self_attn.o_proj": 16}, use_rslora=True),
     dict(target_modules=["up_proj"], rank_pattern={".*\\.1\\..*": 9}, alpha_pattern={"(?i:UP_PROJ)": 30}),
+    # What other languages of regular expressions read otherwise than Python does.
+    dict(target_modules=["q_proj", "v_proj"], alpha_pattern={"[q&&v]_proj": 4}, rank_pattern={"[[vk]_proj": 3}),
+    dict(target_modules=["k_proj", "v_proj"], alpha_pattern={"[k~~x]_proj": 4, "[]v]_proj": 5}, rank_pattern={"[^]x&&k]_proj": 3}),
+    dict(target_modules=["k_proj", "v_proj"], alpha_pattern={r"[a-l-]_proj": 4, r"[\x76]_pro\152": 5}),
+    dict(target_modules=["k_proj", "v_proj"], alpha_pattern={r"(.*)attn\.v_proj|": 4, r"\1?.*\.k_proj": 5}),
+    dict(target_modules=["q_proj", "v_proj"], alpha_pattern={r"(?#what)q_proj": 4, "(?x: v _ proj # v\n)": 5}),
+    dict(target_modules=["q_proj", "v_proj"], alpha_pattern={r"layers\.{,1}0.*": 4, r"layers\.{1,}.*v_{1}proj": 5, r"q_proj{}": 6}),
+    dict(target_modules=["q_proj", "v_proj"], alpha_pattern={r"(?P<a>[01])\.self_attn\.q_proj": 4, r"(l)?.*(?(3)v|q)_proj": 5}),
+    dict(target_modules=["q_proj", "v_proj"], alpha_pattern={r"a)|(model.*q_proj": 4}),
+    dict(target_modules=r"(?ai).*\.Q_proj\Z"),
+    dict(target_modules=r"(?xs) .* \. [vq] _proj  # the comment ( [ has no meaning"),
+    dict(target_modules=r".*(?>q|v)_pro\u006a|.*(?<=down)_proj"),
+    dict(target_modules=r".*[\w.]+\.(?P<k>k)_(?:proj)++|(?i:.*O_PROJ)"),
+    dict(target_modules=["q_proj", "model.layers.0.self_attn.v_proj"], layers_to_transform=[1], layers_pattern=["model|layers", "layers"]),
+    dict(target_modules=["q_proj"], layers_to_transform=[1], layers_pattern=["[[l]ayers"]),
+    dict(target_modules=["q_proj"], init_lora_weights="gaussian", bias="all", fan_in_fan_out=True),
 ]
 
 
