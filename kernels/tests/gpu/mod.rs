@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use cudarc::driver::{result, sys};
 use lorafleet_kernels::image::{Arch, image};
@@ -14,6 +14,8 @@ use lorafleet_kernels::launch::{DevicePtr, Launch};
 
 /// One user at a time: kernels that wait for each other's CTAs must not share the device.
 static ONE: Mutex<()> = Mutex::new(());
+
+static INIT: OnceLock<Result<(), String>> = OnceLock::new();
 
 pub struct Gpu {
     _one: MutexGuard<'static, ()>,
@@ -51,12 +53,16 @@ impl Gpu {
     }
 
     fn try_open() -> Result<Self, String> {
-        // The loader panics where there is no driver library.
-        let quiet = std::panic::take_hook();
-        std::panic::set_hook(Box::new(|_| {}));
-        let opened = std::panic::catch_unwind(result::init);
-        std::panic::set_hook(quiet);
-        opened.map_err(|_| "no CUDA driver library".to_owned())?.map_err(|e| e.to_string())?;
+        INIT.get_or_init(|| {
+            // The loader panics where there is no driver library. Once: hooks that two threads take and put back in turn are
+            // lost, and with them what a failing test says.
+            let loud = std::panic::take_hook();
+            std::panic::set_hook(Box::new(|_| {}));
+            let opened = std::panic::catch_unwind(result::init);
+            std::panic::set_hook(loud);
+            opened.map_err(|_| "no CUDA driver library".to_owned())?.map_err(|e| e.to_string())
+        })
+        .clone()?;
         let text = |e: cudarc::driver::DriverError| e.to_string();
         let device = result::device::get(0).map_err(text)?;
         let name = result::device::get_name(device).map_err(text)?;
@@ -122,6 +128,13 @@ impl Gpu {
 
     pub fn write(&self, p: DevicePtr, bytes: &[u8]) {
         unsafe { result::memcpy_htod_sync(p, bytes) }.unwrap();
+        self.arrived();
+    }
+
+    /// Copies and fills of the host go by the null stream, and may still be under way when the call is back: our streams do not wait
+    /// for it.
+    fn arrived(&self) {
+        unsafe { result::stream::synchronize(null_mut()) }.unwrap();
     }
 
     pub fn read(&self, p: DevicePtr, bytes: usize) -> Vec<u8> {
@@ -133,10 +146,12 @@ impl Gpu {
 
     pub fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: usize) {
         unsafe { result::memcpy_dtod_sync(to, from, bytes) }.unwrap();
+        self.arrived();
     }
 
     pub fn fill(&self, p: DevicePtr, byte: u8, bytes: usize) {
         unsafe { result::memset_d8_sync(p, byte, bytes) }.unwrap();
+        self.arrived();
     }
 
     pub fn sync(&self) {
