@@ -14,7 +14,7 @@ mod gpu;
 mod model;
 
 use gpu::{Gpu, Random};
-use lorafleet_kernels::tuning::{DecodeTuning, decode_tuning, prefill_shrink, wide_shrink};
+use lorafleet_kernels::tuning::{Company, DecodeTuning, decode_tuning, prefill_shrink, wide_shrink};
 use model::{Batch, Model};
 
 /// Name, segment lengths by adapter, rank of each adapter, whether it is a prefill, goal in microseconds.
@@ -92,10 +92,13 @@ fn main() {
                 format!("shrink {:.1} us, expand {:.1} us, splits {:?}", parts[0], parts[1], batch.splits())
             } else {
                 batch.set_early(0);
-                batch.set_tuning(&gpu, &model, decode_tuning(batch.pieces(), gpu.sms, false));
+                batch.set_tuning(&gpu, &model, decode_tuning(batch.pieces(), gpu.sms, Company::Nothing));
                 let late = batch.time(&gpu, &model);
                 batch.set_early(1);
-                format!("x waited for {late:.1} us; grid {} ctas {} splits {}", tuning.grid, tuning.ctas, tuning.splits)
+                format!(
+                    "x waited for {late:.1} us; grid {} ctas {} splits {} {:?}",
+                    tuning.grid, tuning.ctas, tuning.splits, tuning.weights
+                )
             };
             println!(
                 "{:32} {us:8.1} {floor:8.1} {:6.2} {:8.1} {:8.1} {error:9.1e}  {setting}",

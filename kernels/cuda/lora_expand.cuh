@@ -94,6 +94,11 @@ DEVICE void fetch_step(const Shared& S, char* ring, u32 i, u32 count) {
   commit_copies();
 }
 
+DEVICE void begin_ring(const Shared& S, u32 count) {
+#pragma unroll 1
+  for (u32 i = 0; i < DEPTH; i++) fetch_step(S, own_ring(), i, count);
+}
+
 // Where a lane's outputs of two rows go: the eighth p(g) of 64.
 struct Target {
   int row[2];      // below zero: none
@@ -134,34 +139,43 @@ DEVICE void clear(float (&c)[4][4]) {
   for (int m = 0; m < 4; m++) c[m][0] = c[m][1] = c[m][2] = c[m][3] = 0.f;
 }
 
-// ONE: every step is a full tile, and the last of its outputs.
+// c += a step, twin = its second half where it is a pair. ONE: every step is a full tile, and the last of its outputs.
+template <class T, bool ONE> DEVICE void multiply_step(float (&c)[4][4], float (&twin)[4][4], const uint4 (&w)[4], const u32* v, u32 what) {
+  if (ONE) clear(c);
+  if (ONE || (what & KIND) == FULL) multiply_full<T>(c, w, v[0], v[4]);
+  else multiply_half<T>(c, w[0], w[1], v[0]);
+  if (!ONE && (what & KIND) == PAIR) {
+    clear(twin);
+    multiply_half<T>(twin, w[2], w[3], v[0]);
+  }
+}
+// Into y what is whole.
+template <class T, bool ONE> DEVICE void put_step(const Decode& P, const Target& target, float (&c)[4][4], const float (&twin)[4][4], u32 column, u32 what) {
+  if (!ONE && !(what & LAST)) return;
+  const u32 eighths = what >> EIGHTHS & 15;
+  target.put<T>(P, column, !ONE && (what & KIND) == PAIR ? 8 : eighths, c);
+  if (ONE) return;
+  clear(c);
+  if ((what & KIND) == PAIR) target.put<T>(P, column + 64, eighths, twin);
+}
+
+DEVICE const u32* lane_operand(const Shared& S) { return S.v + ((threadIdx.x & 31) >> 2) * 8 + (threadIdx.x & 3); }
+
 template <class T, bool ONE> DEVICE void expand(const Decode& P, const Shared& S, const Target& target, u32 count) {
-  const u32* lane_v = S.v + ((threadIdx.x & 31) >> 2) * 8 + (threadIdx.x & 3);
+  const u32* lane_v = lane_operand(S);
   const Step* steps = S.steps + (threadIdx.x >> 5);
   char* const ring = own_ring();
-  float c[4][4];
+  float c[4][4], twin[4][4];
   clear(c);
 #pragma unroll 1
   for (u32 i = 0; i < count; i++) {
-    const u32 column = steps[i * WARPS].column, what = steps[i * WARPS].what, eighths = what >> EIGHTHS & 15;
-    const u32* v = lane_v + (what >> TILE) * 64;
+    const u32 column = steps[i * WARPS].column, what = steps[i * WARPS].what;
     wait_for_copies<DEPTH - 1>();
     const uint4* in = (const uint4*)(ring + i % DEPTH * STEP_BYTES);
     const uint4 w[4] = {in[0], in[32], in[64], in[96]};
-    if (ONE) clear(c);
-    if (ONE || (what & KIND) == FULL) multiply_full<T>(c, w, v[0], v[4]);
-    else multiply_half<T>(c, w[0], w[1], v[0]);
-    float twin[4][4];
-    if (!ONE && (what & KIND) == PAIR) {
-      clear(twin);
-      multiply_half<T>(twin, w[2], w[3], v[0]);
-    }
+    multiply_step<T, ONE>(c, twin, w, lane_v + (what >> TILE) * 64, what);
     // The step's place is free: what was there is in use.
     fetch_step(S, ring, i + DEPTH, count);
-    if (!ONE && !(what & LAST)) continue;
-    target.put<T>(P, column, !ONE && (what & KIND) == PAIR ? 8 : eighths, c);
-    if (ONE) continue;
-    clear(c);
-    if ((what & KIND) == PAIR) target.put<T>(P, column + 64, eighths, twin);
+    put_step<T, ONE>(P, target, c, twin, column, what);
   }
 }

@@ -4,7 +4,7 @@ use crate::decoder::attention::LINES;
 use crate::decoder::attention_chunk::{CHUNK_HEAD_DIMS, CHUNK_LINES};
 use crate::image::Arch;
 use crate::lora::Group;
-use crate::lora::decode::DECODE_CTAS_PER_SM;
+use crate::lora::decode::{DECODE_CTAS_PER_SM, Weights};
 
 /// How `plan_decode` divides the work.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,12 +19,25 @@ pub struct DecodeTuning {
     pub splits: u32,
     /// Pieces are laid end to end where whole CTAs would make the slowest slower than the mean by this factor.
     pub ragged_above: f64,
+    /// Like the grid a matter of the launch, so the same for every mix that one graph replays.
+    pub weights: Weights,
 }
 
-/// `pieces`: segments cut into eight rows each. `sms`: multiprocessors that the kernel may fill. `chained`: LoRA launches
-/// follow each other directly, each with x whole beforehand, so that several run side by side if they fit.
-pub fn decode_tuning(pieces: u32, sms: u32, chained: bool) -> DecodeTuning {
+/// What a decode launch shares the device with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Company {
+    /// LoRA launches before and behind it, each with x whole beforehand, so that several run side by side if they fit.
+    Lora,
+    /// Nothing: it stands between other kernels.
+    Nothing,
+    /// A GEMM, which has all SMs but those that the launch may fill.
+    Gemm,
+}
+
+/// `pieces`: segments cut into eight rows each. `sms`: multiprocessors that the kernel may fill.
+pub fn decode_tuning(pieces: u32, sms: u32, company: Company) -> DecodeTuning {
     let grid = sms * DECODE_CTAS_PER_SM;
+    let chained = company == Company::Lora;
     let ctas = match pieces {
         // Five launches side by side: all but the additions are done when their turn comes.
         0..=1 if chained => (sms * 3 / 8).max(1),
@@ -33,7 +46,13 @@ pub fn decode_tuning(pieces: u32, sms: u32, chained: bool) -> DecodeTuning {
         _ if chained && pieces <= sms / 4 => sms,
         _ => grid,
     };
-    DecodeTuning { grid, ctas, ctas_per_piece: ctas, splits: if pieces <= 1 { 16 } else { 8 }, ragged_above: 1.25 }
+    // Where a CTA has little, latency counts; where it has much, or few SMs have to ask for all, what is on its way.
+    let weights = match company {
+        Company::Lora | Company::Nothing if pieces <= sms / 2 => Weights::Registers,
+        _ => Weights::Ring,
+    };
+    let splits = if pieces <= 1 { 16 } else { 8 };
+    DecodeTuning { grid, ctas, ctas_per_piece: ctas, splits, ragged_above: 1.25, weights }
 }
 
 /// How a prefill shrink divides rows and rank tiles.
@@ -155,12 +174,24 @@ mod tests {
 
     #[test]
     fn an_h200_holds_264() {
-        let ctas = |pieces, chained| decode_tuning(pieces, 132, chained).ctas;
-        assert_eq!([1, 13, 64].map(|pieces| ctas(pieces, false)), [132, 264, 264]);
-        assert_eq!([1, 13, 64].map(|pieces| ctas(pieces, true)), [49, 132, 264]);
-        let one = decode_tuning(1, 132, false);
-        assert_eq!((one.grid, one.splits, decode_tuning(2, 132, false).splits), (264, 16, 8));
-        assert_eq!(decode_tuning(0, 1, true).ctas, 1);
+        let ctas = |pieces, company| decode_tuning(pieces, 132, company).ctas;
+        assert_eq!([1, 13, 64].map(|pieces| ctas(pieces, Company::Nothing)), [132, 264, 264]);
+        assert_eq!([1, 13, 64].map(|pieces| ctas(pieces, Company::Lora)), [49, 132, 264]);
+        let one = decode_tuning(1, 132, Company::Nothing);
+        assert_eq!((one.grid, one.splits, decode_tuning(2, 132, Company::Nothing).splits), (264, 16, 8));
+        assert_eq!(decode_tuning(0, 1, Company::Lora).ctas, 1);
+    }
+
+    #[test]
+    fn weights_of_little_work_go_to_registers() {
+        let weights = |pieces, sms, company| decode_tuning(pieces, sms, company).weights;
+        for company in [Company::Lora, Company::Nothing] {
+            assert_eq!(
+                [1, 64, 128].map(|n| weights(n, 132, company)),
+                [Weights::Registers, Weights::Registers, Weights::Ring]
+            );
+        }
+        assert_eq!(weights(64, 64, Company::Gemm), Weights::Ring);
     }
 
     /// By group of a Llama-3-8B (q k v, o, gate up, down): near the best of docs/BENCHMARKS.md in each.

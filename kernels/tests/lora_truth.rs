@@ -7,8 +7,9 @@ mod lora;
 use gpu::{Bits, Gpu, Random};
 use lora::{Adapters, Case, Place};
 use lorafleet_kernels::image::Arch;
+use lorafleet_kernels::lora::decode::Weights;
 use lorafleet_kernels::lora::{Group, Segment};
-use lorafleet_kernels::tuning::is_prefill;
+use lorafleet_kernels::tuning::{Company, is_prefill};
 
 const RANKS: [u32; 9] = [1, 3, 7, 8, 16, 31, 64, 100, 256];
 
@@ -91,6 +92,22 @@ fn prefill_of_every_rank_and_length() {
         }
         gpu.free_all();
     }
+}
+
+/// A prompt of 8,192 rows beside a short one.
+#[test]
+fn a_prompt_of_8192_rows() {
+    let Some(gpu) = Gpu::open() else { return };
+    let mut random = Random(37);
+    let (segments, rows, all) = segments(&[8192, 70], &mut random, true);
+    let group = group(512, &[512, 256]);
+    let adapters =
+        Adapters::new(&gpu, &group, 1, 2, Bits::Bf16, 6144, |slot, _, _| [16, 64][slot as usize], &mut random);
+    let mut case = Case::new(&gpu, &adapters, segments, rows, all, &mut random);
+    let (before, after) = case.run_prefill(&gpu, &adapters, 0);
+    let error = case.check(&adapters, 0, &before, &after);
+    println!("{all} rows: {error:.2e}");
+    assert!(error < 1e-2, "{error}");
 }
 
 /// A batch of both kinds: short segments by the decode kernel, long ones by the prefill kernels, rows of one y.
@@ -230,24 +247,30 @@ fn a_graph_replays_any_mix() {
             );
         }
     };
-    let graph = gpu.capture(|| chain(&case, 0));
+    let graphs = [Weights::Ring, Weights::Registers].map(|weights| {
+        case.weights = weights;
+        (weights, gpu.capture(|| chain(&case, 0)))
+    });
     let mut step = 100;
     for used in [64usize, 1, 17, 64, 3, 40] {
         let mix: Vec<Segment> =
             all_segments.iter().rev().take(used).map(|s| Segment { rows: 1 + s.slot % 8, ..*s }).collect();
-        case.chained = used % 2 == 1;
+        case.company = if used % 2 == 1 { Company::Lora } else { Company::Nothing };
         case.set_segments(&gpu, &adapters, mix);
         let mut seen: Vec<Vec<u8>> = Vec::new();
-        for round in 0..4 {
-            step += 1;
-            gpu.write(case.y, &before);
-            gpu.set_u32(case.step, step);
-            if round == 0 {
-                chain(&case, step);
-            } else {
-                gpu.replay(&graph);
+        for (weights, graph) in &graphs {
+            case.weights = *weights;
+            for round in 0..4 {
+                step += 1;
+                gpu.write(case.y, &before);
+                gpu.set_u32(case.step, step);
+                if round == 0 {
+                    chain(&case, step);
+                } else {
+                    gpu.replay(graph);
+                }
+                seen.push(gpu.read(case.y, case.y_bytes));
             }
-            seen.push(gpu.read(case.y, case.y_bytes));
         }
         assert!(seen.iter().all(|y| *y == seen[0]), "{used} segments: replays differ");
         assert!(seen[0] != before);
@@ -280,7 +303,7 @@ fn beside_another_kernel() {
     });
     let (start, poison) = (gpu.read(first.y, first.y_bytes), gpu::bytes(&before));
     let mut sums: Vec<Vec<u8>> = Vec::new();
-    for step in 2..8 {
+    for step in 12..18 {
         gpu.write(first.y, &start);
         gpu.write(second.y, &poison);
         gpu.set_u32(first.step, step);

@@ -7,7 +7,7 @@ use std::ops::Range;
 use cudarc::cublas::{result, sys};
 
 use lorafleet_kernels::lora::decode::DECODE_CTAS_PER_SM;
-use lorafleet_kernels::tuning::{Schedule, decode_tuning, schedule};
+use lorafleet_kernels::tuning::{Company, Schedule, decode_tuning, schedule};
 
 use super::gpu::{Gpu, Graph};
 use super::model::{Batch, Model};
@@ -133,7 +133,7 @@ pub fn beside(gpu: &Gpu, model: &Model, batch: &mut Batch, name: &str) {
     let mut line = format!("{name}: base {alone:.1} us");
     tried.iter().zip(&times[1..]).for_each(|((what, _), us)| line += &format!("; {what} {}", more(*us)));
     batch.set_early(1);
-    batch.set_tuning(gpu, model, decode_tuning(batch.pieces(), gpu.sms, true));
+    batch.set_tuning(gpu, model, decode_tuning(batch.pieces(), gpu.sms, Company::Lora));
     println!("{line}");
 }
 
@@ -180,13 +180,13 @@ fn scheduled(
 ) -> Graph {
     let pieces = batch.pieces();
     for (group, schedule) in schedules.into_iter().enumerate() {
-        let (sms, early) = match schedule {
-            Schedule::Serial | Schedule::DeltaFirst | Schedule::InGemm => (gpu.sms, 1),
-            Schedule::SideStream { ctas } => (ctas / DECODE_CTAS_PER_SM, 1),
-            Schedule::Beside { sms } => (sms, 2),
+        let (sms, early, company) = match schedule {
+            Schedule::Serial | Schedule::DeltaFirst | Schedule::InGemm => (gpu.sms, 1, Company::Nothing),
+            Schedule::SideStream { ctas } => (ctas / DECODE_CTAS_PER_SM, 1, Company::Gemm),
+            Schedule::Beside { sms } => (sms, 2, Company::Gemm),
         };
         batch.set_group_early(group, early);
-        batch.set_group_tuning(gpu, model, group, decode_tuning(pieces, sms, false));
+        batch.set_group_tuning(gpu, model, group, decode_tuning(pieces, sms, company));
     }
     graph(gpu, batch, groups, &|b, number, group| {
         let gemm = |beta| base.gemm(model, b, group, number, beta);

@@ -2,7 +2,7 @@
 
 use lorafleet_kernels::image::Arch;
 use lorafleet_kernels::launch::{DevicePtr, Element, Launch};
-use lorafleet_kernels::lora::decode::{DecodeArgs, EXCHANGE_PARTS, Pool, decode_launch};
+use lorafleet_kernels::lora::decode::{DecodeArgs, EXCHANGE_PARTS, Pool, Weights, decode_launch};
 use lorafleet_kernels::lora::gemm::{map_of_w, map_of_x, map_of_y};
 use lorafleet_kernels::lora::layout::{Layout, Projection, a_place, b_place};
 use lorafleet_kernels::lora::{
@@ -10,7 +10,7 @@ use lorafleet_kernels::lora::{
     plan_gemm, plan_prefill, plan_prefill_as, prefill_launches, twin,
 };
 use lorafleet_kernels::plain::bytes_of;
-use lorafleet_kernels::tuning::{DecodeTuning, Shrink, decode_tuning};
+use lorafleet_kernels::tuning::{Company, DecodeTuning, Shrink, decode_tuning};
 
 use super::gpu::{Bits, Gpu, Random, bytes, words};
 
@@ -141,6 +141,7 @@ struct Buffers {
     tiles: DevicePtr,
     prefill: Option<PrefillPlan>,
     grid: u32,
+    weights: Weights,
     /// As in `DecodeArgs`; 1 is true of a LoRA launch behind the base GEMM that read x.
     early: u32,
 }
@@ -199,13 +200,14 @@ impl Batch {
                 tiles: gpu.upload(&plan.as_ref().map_or(Vec::new(), |p| bytes_of(&p.tiles))),
                 prefill: plan,
                 grid: 0,
+                weights: Weights::Ring,
                 early: 1,
             });
         }
         let mut batch = Self {
             rows,
             prefill,
-            tuning: decode_tuning(pieces, gpu.sms, true),
+            tuning: decode_tuning(pieces, gpu.sms, Company::Lora),
             segments,
             rows_ptr: gpu.upload(&bytes_of(&order)),
             buffers,
@@ -252,6 +254,7 @@ impl Batch {
         assert!(plan.exchange_columns as usize <= COLUMNS_MAX / EXCHANGE_PARTS as usize);
         let buffers = &mut self.buffers[group];
         buffers.grid = tuning.grid;
+        buffers.weights = tuning.weights;
         // Buffers of their own: graphs that were captured with another plan keep it.
         buffers.blocks = gpu.upload(&bytes_of(&plan.blocks));
         buffers.overflow = gpu.upload(&bytes_of(&plan.overflow));
@@ -357,7 +360,7 @@ impl Batch {
             part: (COLUMNS_MAX / EXCHANGE_PARTS as usize) as u32,
             ..DecodeArgs::of_group(shape)
         };
-        vec![decode_launch(&args, Element::Bf16, buffers.grid, model.arch)]
+        vec![decode_launch(&args, Element::Bf16, buffers.grid, buffers.weights, model.arch)]
     }
 
     pub fn next_step(&mut self, gpu: &Gpu) {

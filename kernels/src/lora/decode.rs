@@ -17,6 +17,15 @@ pub const EXCHANGE_PARTS: u32 = 4;
 /// Launches in one step that share an exchange buffer.
 pub const LAUNCHES_MAX: u32 = 1024;
 
+/// Where a decode launch keeps weights that are on their way. The same bits come out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weights {
+    /// In a ring of shared memory for each warp: much is on its way.
+    Ring,
+    /// In registers: little stands between a load and its product.
+    Registers,
+}
+
 plain! {
     /// The page pool as the kernels see it.
     pub struct Pool {
@@ -94,25 +103,27 @@ impl DecodeArgs {
 }
 
 /// Shared memory of a CTA in which its warps' weights arrive, 8 KB each where an SM has enough for two CTAs.
-const fn ring_bytes(arch: Arch) -> u32 {
-    DECODE_THREADS / 32
-        * match arch {
-            Arch::Sm80 => 5120,
-            Arch::Sm90a | Arch::Sm100 => 8192,
-        }
+fn ring_bytes(weights: Weights, arch: Arch) -> u32 {
+    match (weights, arch) {
+        (Weights::Registers, _) => 0,
+        (Weights::Ring, Arch::Sm80) => DECODE_THREADS / 32 * 5120,
+        (Weights::Ring, Arch::Sm90a | Arch::Sm100) => DECODE_THREADS / 32 * 8192,
+    }
 }
 
-/// `grid` as in the tuning: it does not depend on the mix, so one graph replays any.
-pub fn decode_launch(args: &DecodeArgs, element: Element, grid: u32, arch: Arch) -> Launch {
+/// `grid` as in the tuning: it does not depend on the mix, so one graph replays any. `weights` as there.
+pub fn decode_launch(args: &DecodeArgs, element: Element, grid: u32, weights: Weights, arch: Arch) -> Launch {
     Launch {
         module: "lora_decode",
-        function: match element {
-            Element::Bf16 => "lora_decode_bf16",
-            Element::F16 => "lora_decode_f16",
+        function: match (weights, element) {
+            (Weights::Ring, Element::Bf16) => "lora_decode_bf16",
+            (Weights::Ring, Element::F16) => "lora_decode_f16",
+            (Weights::Registers, Element::Bf16) => "lora_decode_registers_bf16",
+            (Weights::Registers, Element::F16) => "lora_decode_registers_f16",
         },
         grid: [grid, 1, 1],
         block: [DECODE_THREADS, 1, 1],
-        shared_bytes: ring_bytes(arch),
+        shared_bytes: ring_bytes(weights, arch),
         argument: args.to_bytes(),
         overlaps_previous: true,
     }
@@ -130,9 +141,9 @@ mod tests {
         let args = DecodeArgs::of_group(&Group { inputs: 72, outputs: vec![200, 8] });
         assert_eq!((args.blocks_in, args.slices, args.stride_y), (3, 2, 208));
         assert_eq!((args.outputs, args.column, args.unit_end), ([200, 8, 0], [0, 200, 208], [4, 5, 5]));
-        let launch = decode_launch(&args, Element::F16, 264, Arch::Sm90a);
+        let launch = decode_launch(&args, Element::F16, 264, Weights::Ring, Arch::Sm90a);
         assert_eq!((launch.function, launch.grid, launch.argument.len()), ("lora_decode_f16", [264, 1, 1], 192));
         // Beside what the kernel has of its own, two CTAs fit the 164 KB of an A100 and the 228 KB of later SMs.
-        assert_eq!([Arch::Sm80, Arch::Sm90a].map(ring_bytes), [40 << 10, 64 << 10]);
+        assert_eq!([Arch::Sm80, Arch::Sm90a].map(|arch| ring_bytes(Weights::Ring, arch)), [40 << 10, 64 << 10]);
     }
 }

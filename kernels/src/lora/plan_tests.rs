@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::*;
-use crate::tuning::decode_tuning;
+use crate::tuning::{Company, decode_tuning};
 
 fn runs(plan: &DecodePlan) -> (Vec<Run>, Vec<Run>) {
     let (mut shrinks, mut expands) = (Vec::new(), Vec::new());
@@ -74,7 +74,7 @@ fn qkv() -> Group {
 
 #[test]
 fn sixty_four_distinct_get_four_whole_ctas_each() {
-    let plan = check(&distinct(64, 1, |_| 16), &qkv(), &decode_tuning(64, 132, false));
+    let plan = check(&distinct(64, 1, |_| 16), &qkv(), &decode_tuning(64, 132, Company::Nothing));
     let used: Vec<_> = plan.blocks.iter().filter(|b| b.shrinks + b.expands > 0).collect();
     assert_eq!(used.len(), 256);
     assert!(used.iter().all(|b| b.shrinks == 1 && b.expands == 1 && b.runs[0].slot == b.runs[1].slot));
@@ -83,8 +83,11 @@ fn sixty_four_distinct_get_four_whole_ctas_each() {
 
 #[test]
 fn one_token_shrinks_on_few_and_expands_on_all() {
-    let plan =
-        check(&distinct(1, 1, |_| 16), &Group { inputs: 4096, outputs: vec![14336; 2] }, &decode_tuning(1, 132, false));
+    let plan = check(
+        &distinct(1, 1, |_| 16),
+        &Group { inputs: 4096, outputs: vec![14336; 2] },
+        &decode_tuning(1, 132, Company::Nothing),
+    );
     assert_eq!(plan.blocks.iter().map(|b| b.shrinks).sum::<u32>(), 16);
     assert!(plan.blocks.iter().filter(|b| b.expands == 1).count() > 100);
 }
@@ -92,7 +95,7 @@ fn one_token_shrinks_on_few_and_expands_on_all() {
 #[test]
 fn nothing_to_do_is_a_plan() {
     for segments in [vec![], distinct(3, 0, |_| 16), distinct(3, 2, |_| 0)] {
-        let plan = check(&segments, &qkv(), &decode_tuning(0, 132, false));
+        let plan = check(&segments, &qkv(), &decode_tuning(0, 132, Company::Nothing));
         assert!(plan.blocks.iter().all(|b| b.shrinks + b.expands == 0));
         assert_eq!(plan.exchange_columns, 0);
     }
@@ -102,7 +105,7 @@ fn nothing_to_do_is_a_plan() {
 fn mixed_ranks_are_balanced() {
     for count in [64u32, 100, 256, 400] {
         let segments = distinct(count, 1, |i| [8, 16, 32, 64][i as usize % 4]);
-        let plan = check(&segments, &qkv(), &decode_tuning(count, 132, false));
+        let plan = check(&segments, &qkv(), &decode_tuning(count, 132, Company::Nothing));
         let load = |b: &Block| {
             let n = (b.shrinks + b.expands) as usize;
             let more = plan.overflow[b.overflow as usize..][..n.saturating_sub(BLOCK_RUNS)].iter();
@@ -120,7 +123,7 @@ fn mixed_ranks_are_balanced() {
 
 #[test]
 fn refusals() {
-    let tuning = decode_tuning(1, 132, false);
+    let tuning = decode_tuning(1, 132, Company::Nothing);
     let e = plan_decode(&distinct(2, 1, |i| 256 + i), &qkv(), &tuning).unwrap_err();
     assert_eq!(e.to_string(), "segment 1 has rank 257, above 256");
     let e = plan_decode(&[], &Group { inputs: 8, outputs: vec![8; 4] }, &tuning).unwrap_err();
@@ -144,7 +147,7 @@ proptest! {
         }
         let pieces: u32 = segments.iter().filter(|s| s.rank > 0).map(|s| s.rows.div_ceil(PIECE_ROWS)).sum();
         // A CTA holds 64 runs: few SMs cannot hold many pieces, and say so.
-        let tuning = decode_tuning(pieces, sms, false);
+        let tuning = decode_tuning(pieces, sms, Company::Nothing);
         let group = Group { inputs: shape.0, outputs: shape.1 };
         if pieces > tuning.ctas * 8 {
             match plan_decode(&segments, &group, &tuning) {

@@ -3,7 +3,7 @@
 
 use lorafleet_kernels::image::Arch;
 use lorafleet_kernels::launch::{DevicePtr, Element, Launch};
-use lorafleet_kernels::lora::decode::{DecodeArgs, EXCHANGE_PARTS, Pool, decode_launch};
+use lorafleet_kernels::lora::decode::{DecodeArgs, EXCHANGE_PARTS, Pool, Weights, decode_launch};
 use lorafleet_kernels::lora::gemm::{map_of_w, map_of_x, map_of_y};
 use lorafleet_kernels::lora::layout::{Layout, Projection};
 use lorafleet_kernels::lora::plan::{Block, Run};
@@ -12,7 +12,7 @@ use lorafleet_kernels::lora::{
     prefill_launches, twin,
 };
 use lorafleet_kernels::plain::{Plain, bytes_of};
-use lorafleet_kernels::tuning::decode_tuning;
+use lorafleet_kernels::tuning::{Company, decode_tuning};
 
 use super::gpu::{Bits, Gpu, Random, bytes, words};
 
@@ -120,7 +120,8 @@ pub struct Case {
     pub all_rows: u32,
     pub ctas: u32,
     pub arch: Arch,
-    pub chained: bool,
+    pub company: Company,
+    pub weights: Weights,
     pub store: u32,
     pub x_bits: Vec<u16>,
     pub x: DevicePtr,
@@ -159,7 +160,8 @@ impl Case {
             all_rows,
             ctas,
             arch: gpu.arch,
-            chained: false,
+            company: Company::Nothing,
+            weights: Weights::Ring,
             store: 0,
             x: gpu.upload(&bytes(&x_bits)),
             x_bits,
@@ -187,7 +189,7 @@ impl Case {
 
     pub fn plan(&self, group: &Group) -> DecodePlan {
         let pieces = self.segments.iter().map(|s| s.rows.div_ceil(PIECE_ROWS)).sum();
-        plan_decode(&self.segments, group, &decode_tuning(pieces, self.ctas / 2, self.chained)).unwrap()
+        plan_decode(&self.segments, group, &decode_tuning(pieces, self.ctas / 2, self.company)).unwrap()
     }
 
     pub fn launch(&self, adapters: &Adapters, place: Place) -> Launch {
@@ -211,15 +213,22 @@ impl Case {
             part: EXCHANGE_PART as u32,
             ..DecodeArgs::of_group(&adapters.group)
         };
-        decode_launch(&args, adapters.element(), self.ctas, self.arch)
+        decode_launch(&args, adapters.element(), self.ctas, self.weights, self.arch)
     }
 
-    /// y before and after one launch.
+    /// y before and after one launch; by either kernel, which give the same bits.
     pub fn run(&mut self, gpu: &Gpu, adapters: &Adapters, place: Place) -> (Vec<u16>, Vec<u16>) {
         let before = words(&gpu.read(self.y, self.y_bytes));
-        gpu.set_u32(self.step, place.step);
-        gpu.launch(&self.launch(adapters, place));
-        (before, words(&gpu.read(self.y, self.y_bytes)))
+        let [after, other] = [Weights::Registers, Weights::Ring].map(|weights| {
+            self.weights = weights;
+            gpu.write(self.y, &bytes(&before));
+            // Steps go upwards, and what a step has left in the exchange must not pass for the next one's.
+            gpu.set_u32(self.step, place.step * 2 + u32::from(weights == Weights::Ring));
+            gpu.launch(&self.launch(adapters, place));
+            words(&gpu.read(self.y, self.y_bytes))
+        });
+        assert!(after == other, "weights in registers and in a ring gave other bits");
+        (before, after)
     }
 
     /// The same by the prefill kernels.
