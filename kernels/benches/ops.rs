@@ -10,9 +10,7 @@ mod measure;
 use gpu::{Bits, Gpu, Random, bytes};
 use lora::{Adapters, Case, Place};
 use lorafleet_kernels::decoder::pages::{PagesArgs, Piece as Move, pages_launch};
-use lorafleet_kernels::decoder::sample::{
-    Ask, Logits, SampleArgs, candidates_bytes, parts_bytes, sample_launches, state_bytes,
-};
+use lorafleet_kernels::decoder::sample::{Ask, Logits, SampleArgs, candidates_bytes, parts_bytes, sample_launches};
 use lorafleet_kernels::launch::Element;
 use lorafleet_kernels::lora::embedding::{EmbeddingLoraArgs, cut_pieces, embedding_lora_launch};
 use lorafleet_kernels::lora::merge::{MergeArgs, merge_launch};
@@ -48,7 +46,6 @@ fn sampling(gpu: &Gpu, kind: Logits, rows: u32, what: &str, flat: bool, ask: Ask
     let bytes_each = if kind == Logits::F32 { 4 } else { 2 };
     let logits = logits(gpu, kind, rows, flat);
     let asks: Vec<Ask> = (0..u64::from(rows)).map(|seed| Ask { seed, ..ask }).collect();
-    let state = gpu.upload(&vec![0; state_bytes(rows) as usize]);
     let args = SampleArgs {
         asks: gpu.upload(&bytes_of(&asks)),
         tokens: gpu.alloc(rows as usize * 4),
@@ -56,7 +53,6 @@ fn sampling(gpu: &Gpu, kind: Logits, rows: u32, what: &str, flat: bool, ask: Ask
         leaders: gpu.alloc(rows as usize * 32 * 8),
         parts: gpu.alloc(parts_bytes(rows) as usize),
         candidates: gpu.alloc(candidates_bytes(rows) as usize),
-        state,
         rows,
         vocabulary: VOCABULARY,
         stride: VOCABULARY,

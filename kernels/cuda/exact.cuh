@@ -19,6 +19,26 @@ DEVICE float exact_exp(float x) {
   return __fmul_rn(p, __uint_as_float((u32)((int)n + 127) << 23));
 }
 
+// 2^(31 - t) for t >= 0, within 6e-7 of it, rounded down; 0 from t = 32 on. A polynomial for 2^-f of t's fraction, whose 23 bits are shifted
+// by its whole part: no conversion, since this is done for every token.
+DEVICE u32 exact_weight(float t) {
+  t = fminf(t, 31.99f);
+  const float whole = __fadd_rd(t, 8388608.f), f = __fadd_rn(t, -__fadd_rn(whole, -8388608.f));
+  float p = -0.00100433733f;
+  p = __fmaf_rn(p, f, 0.00934564881f);
+  p = __fmaf_rn(p, f, -0.0554094501f);
+  p = __fmaf_rn(p, f, 0.240214869f);
+  p = __fmaf_rn(p, f, -0.693146944f);
+  p = __fmaf_rn(p, f, 1.f);
+  return (__float_as_uint(__fadd_rn(p, 1.f)) - 0x3f800000u) << 8 >> (__float_as_uint(whole) - 0x4b000000u);
+}
+
+// (1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x: tanh x within 1.2e-7.
+DEVICE float exact_tanh(float x) {
+  const float e = exact_exp(__fmul_rn(fabsf(x), -2.f));
+  return copysignf(__fdiv_rn(__fadd_rn(1.f, -e), __fadd_rn(1.f, e)), x);
+}
+
 // ln x for a normal x > 0, within 2e-7 of the larger of it and 1: x = 2^n m with m in [sqrt(1/2), sqrt(2)), and
 // ln m = 2 (s + s^3 / 3 + s^5 / 5 + ...), s = (m - 1) / (m + 1).
 DEVICE float exact_ln(float x) {

@@ -1,4 +1,4 @@
-// What both kernels of sampling know: what a row asks for, the state that they share, reading and changing logits.
+// What both kernels of sampling know: what a row asks for, what a slice hands on, reading and changing logits.
 #pragma once
 #include "exact.cuh"
 
@@ -7,7 +7,7 @@ constexpr u32 SLICE = THREADS * 32;      // tokens that a CTA of the scan takes
 constexpr u32 PARTS = 32;                // CTAs to a row, at most
 constexpr u32 HELD = 4096;               // candidates that the finish holds
 constexpr u32 LIST = 512;                // of them from one CTA, at most
-constexpr u32 BINS = 256;                // by how far a logit is below the best: 128 of an eighth, then of a half
+constexpr u32 BINS = 256;                // of a slice, by how far a logit is below its best
 constexpr u32 ID_BITS = 18;
 constexpr u32 NONE = 0xffffffffu, ALL = 0xffffffffu;
 constexpr float OUT = -__builtin_huge_valf();   // the logit of a token that is out
@@ -24,6 +24,11 @@ struct Ask {
   u32 mask;                      // row of the masks, or NONE
   u32 leaders;                   // above 0: no draw, but so many best tokens
   u32 logprob;                   // 1: the log-probability is asked for
+
+  DEVICE bool cuts() const { return leaders || top_k || top_p < 1.f || min_p > 0.f; }
+  DEVICE bool cuts_count(u32 vocabulary) const { return top_k > 0 && top_k < vocabulary; }
+  // Whether the weight of all tokens is asked for: by a draw from all, or by top-p of all.
+  DEVICE bool weighs(u32 vocabulary) const { return !leaders && (!cuts() || (!cuts_count(vocabulary) && top_p < 1.f)); }
 };
 
 // What is to be done to one token's logit. The tokens of a row's edits differ.
@@ -33,13 +38,14 @@ struct Edit {
   u32 seen;                      // 1: it is in the prompt or the output
 };
 
-struct Part {
-  u64 best;                      // key of the best token after changes
-  u64 drawn;                     // key of the token with the best noisy logit
-  u64 weight;                    // of all tokens of the slice
+// What the scan of a slice leaves.
+struct alignas(16) Part {
+  u64 best;                      // key of the best token after changes; 0: all are out
+  u64 weight;                    // of all its tokens, counted from the slice's best
+  u64 left;                      // key of the best token that is not among the candidates; 0: all are
   float raw_best, raw_sum;       // before changes: the best logit, and the sum of e^(logit - it)
-  u32 floor, count;              // candidates are all tokens of bins below the floor
-  u32 unused[2];
+  u32 count;                     // of candidates
+  u32 unused[3];
 };
 
 struct Candidate {
@@ -62,8 +68,9 @@ struct Sample {
   Leader* leaders;               // leaders_stride to a row
   Part* parts;                   // PARTS to a row
   Candidate* candidates;         // PARTS * LIST to a row
-  u32* state;                    // a ticket, then an arrival count to a row; zero before and after a call
   u32 rows, vocabulary, stride, slices, mask_words, leaders_stride;
+  float soft_cap;                // above 0: logits are first made soft_cap * tanh(logit / soft_cap)
+  u32 unused;
 };
 
 // Tokens by logit, the lower id first where logits are equal: the greater key is the better token.
@@ -73,14 +80,26 @@ DEVICE float logit_of(u64 key) { return of_ordered((u32)(key >> ID_BITS)); }
 
 // What is no number can never be drawn; what is infinite counts as the greatest number.
 DEVICE float finite(float v) { return v != v ? OUT : fminf(v, 3.40282347e38f); }
+// What is out stays out.
+DEVICE float capped(float v, float cap) { return cap > 0.f && v > OUT ? __fmul_rn(exact_tanh(__fdiv_rn(v, cap)), cap) : v; }
 
+// Sixteen bytes of logits.
 struct F32 {
+  static constexpr int WIDE = 4;
   static DEVICE float one(const void* p, u64 at) { return ((const float*)p)[at]; }
+  static DEVICE float part(const uint4& v, int k) { return __uint_as_float(k < 2 ? (k ? v.y : v.x) : k == 2 ? v.z : v.w); }
 };
 template <class T> struct Half {
+  static constexpr int WIDE = 8;
   static DEVICE float one(const void* p, u64 at) { return T::one(((const u16*)p)[at]); }
+  static DEVICE float part(const uint4& v, int k) {
+    const u32 pair = k < 4 ? (k < 2 ? v.x : v.y) : k < 6 ? v.z : v.w;
+    return k & 1 ? T::high(pair) : T::low(pair);
+  }
 };
-template <class L> DEVICE float raw_logit(const Sample& P, u32 row, u32 token) { return finite(L::one(P.logits, (u64)row * P.stride + token)); }
+template <class L> DEVICE float raw_logit(const Sample& P, u32 row, u32 token) {
+  return capped(finite(L::one(P.logits, (u64)row * P.stride + token)), P.soft_cap);
+}
 
 DEVICE bool allowed(const Sample& P, const Ask& ask, u32 token) {
   return ask.mask == NONE || P.masks[(u64)ask.mask * P.mask_words + token / 32] >> (token & 31) & 1;
@@ -94,14 +113,7 @@ DEVICE float edited(const Ask& ask, const Edit& e, float v) {
 
 // How far below the best, in units of the temperature; never negative.
 DEVICE float depth(float best, float logit, float inverse_temperature) { return __fmul_rn(__fadd_rn(best, -logit), inverse_temperature); }
-DEVICE u32 bin_of(float best, float logit) {
-  const float below = best - logit;
-  return (u32)fminf(below < 16.f ? below * 8.f : 96.f + below * 2.f, (float)(BINS - 1));
-}
-// How far below the best the bin begins.
-DEVICE float bin_start(u32 bin) { return bin < 128 ? bin * 0.125f : bin * 0.5f - 48.f; }
-// Below e^-22.5 it rounds to nothing.
-DEVICE u32 weight_of(float depth) { return depth < 22.5f ? __float2uint_rn(__fmul_rn(exact_exp(-depth), WEIGHT_ONE)) : 0; }
+DEVICE u32 weight_of(float depth) { return exact_weight(__fmul_rn(depth, 1.44269504f)); }
 
 DEVICE u64 warp_max(u64 v) {
 #pragma unroll
@@ -117,9 +129,6 @@ DEVICE u64 warp_sum(u64 v) {
   for (int d = 16; d > 0; d >>= 1) v += __shfl_xor_sync(ALL, v, d);
   return v;
 }
-
-// Lanes that count in the same bin as the first: one addition for all of them, since bins next to the best are crowded.
-DEVICE u32 same_bin(u32 bin) { return __ballot_sync(ALL, bin == __shfl_sync(ALL, bin, 0)); }
 
 // Over all threads, in one order; `scratch` has a place for each warp.
 template <class T, class F> DEVICE T block_reduce(T v, T* scratch, T zero, F reduce) {
@@ -137,8 +146,8 @@ DEVICE u64 block_sum(u64 v, u64* scratch) {
   return block_reduce(v, scratch, (u64)0, [](u64 w) { return warp_sum(w); });
 }
 
-// Random bits of eight tokens: the high halves (which: 0) or the low ones (1).
-DEVICE Philox noise_of(const Ask& ask, u32 token, u32 which) {
+// Random bits of a row's draw: which 0 and 1: the high and the low halves of eight tokens' noise; 2: of a draw from all.
+DEVICE Philox random_of(const Ask& ask, u32 token, u32 which) {
   return Philox((u32)ask.draw, (u32)(ask.draw >> 32), token / 8, which, (u32)ask.seed, (u32)(ask.seed >> 32));
 }
 DEVICE u32 half_of(const Philox& noise, u32 token) {
@@ -146,11 +155,26 @@ DEVICE u32 half_of(const Philox& noise, u32 token) {
   return token & 1 ? word >> 16 : word & 0xffff;
 }
 
+// Of threads' shares, in their order: what is before the calling thread's. `scratch` has a place for each warp.
+DEVICE u64 block_before(u64 v, u64* scratch) {
+  const u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  u64 upto = v;
+#pragma unroll
+  for (int d = 1; d < 32; d <<= 1) {
+    const u64 other = __shfl_up_sync(ALL, upto, d);
+    if (lane >= d) upto += other;
+  }
+  __syncthreads();
+  if (lane == 31) scratch[warp] = upto;
+  __syncthreads();
+  return warp_sum(lane < warp ? scratch[lane] : 0) + upto - v;
+}
+
 // Tries the token against the best so far: z = noise - depth. Nothing is computed that cannot win: high halves alone say
 // of nearly all tokens that they do not.
 DEVICE void try_token(const Ask& ask, float depth, u32 token, u32 high, float& reach, u64& drawn) {
   if (!(gumbel_bound(high << 16) - depth >= reach)) return;
-  const float z = __fadd_rn(gumbel(high << 16 | half_of(noise_of(ask, token, 1), token)), -depth);
+  const float z = __fadd_rn(gumbel(high << 16 | half_of(random_of(ask, token, 1), token)), -depth);
   const u64 key = key_of(z, token);
   if (key > drawn) drawn = key;
   reach = fmaxf(reach, z);

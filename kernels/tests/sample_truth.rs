@@ -4,9 +4,9 @@
 mod gpu;
 
 use gpu::{Bits, Gpu, Random, bytes};
-use lorafleet_kernels::decoder::sample::twin::answer;
+use lorafleet_kernels::decoder::sample::twin::{answer, capped};
 use lorafleet_kernels::decoder::sample::{
-    Ask, Edit, Leader, Logits, NONE, SampleArgs, candidates_bytes, parts_bytes, sample_launches, state_bytes,
+    Ask, Edit, Leader, Logits, NONE, SampleArgs, candidates_bytes, parts_bytes, sample_launches,
 };
 use lorafleet_kernels::launch::Launch;
 use lorafleet_kernels::plain::{Plain, bytes_of};
@@ -16,6 +16,7 @@ const LEADERS: u32 = 32;
 /// Rows of logits with what they ask for.
 struct Batch {
     kind: Logits,
+    soft_cap: f32,
     vocabulary: usize,
     rows: Vec<Vec<f32>>,
     asks: Vec<Ask>,
@@ -82,13 +83,14 @@ impl Batch {
             leaders: scratch(u64::from(rows * LEADERS) * 8, 0xee),
             parts: scratch(parts_bytes(rows), 0xff),
             candidates: scratch(candidates_bytes(rows), 0xff),
-            state: scratch(state_bytes(rows), 0),
             rows,
             vocabulary: self.vocabulary as u32,
             stride: stride as u32,
             slices: 0,
             mask_words: words as u32,
             leaders_stride: LEADERS,
+            soft_cap: self.soft_cap,
+            unused: 0,
         };
         Placed { launches: sample_launches(&args, self.kind).unwrap(), args }
     }
@@ -97,7 +99,7 @@ impl Batch {
         for (r, (row, ask)) in self.rows.iter().zip(&self.asks).enumerate() {
             let edits = &self.edits[ask.edit as usize..][..ask.edits as usize];
             let mask = (ask.mask != NONE).then(|| self.masks[ask.mask as usize].as_slice());
-            let expected = answer(row, ask, edits, mask);
+            let expected = answer(&capped(row, self.soft_cap), ask, edits, mask);
             let close = |bits: u32, truth: f64| {
                 let found = f64::from(f32::from_bits(bits));
                 assert!((found - truth).abs() < 3e-4 || found == truth, "{what}, row {r}: {found} {truth}");
@@ -126,7 +128,6 @@ impl Placed {
 
     fn read(&self, gpu: &Gpu) -> Found {
         let rows = self.args.rows as usize;
-        assert!(gpu.read(self.args.state, 4 + 4 * rows).iter().all(|b| *b == 0), "the state is left as it was found");
         Found {
             tokens: u32s(&gpu.read(self.args.tokens, rows * 4)),
             logprobs: u32s(&gpu.read(self.args.logprobs, rows * 4)),
@@ -204,13 +205,13 @@ fn edits(count: usize, vocabulary: usize, random: &mut Random) -> Vec<Edit> {
     tokens.into_iter().map(edit).collect()
 }
 
-fn mixed_batch(kind: Logits, vocabulary: usize, rows: usize, random: &mut Random) -> Batch {
+fn mixed_batch(kind: Logits, vocabulary: usize, soft_cap: f32, rows: usize, random: &mut Random) -> Batch {
     let words = vocabulary.div_ceil(32);
     let mask = |one_in: usize, random: &mut Random| -> Vec<u32> {
         (0..words).map(|_| (0..32).fold(0, |w, bit| w | u32::from(random.below(one_in) == 0) << bit)).collect()
     };
     let masks = vec![vec![u32::MAX; words], mask(2, random), mask(300, random), vec![0; words]];
-    let mut batch = Batch { kind, vocabulary, rows: Vec::new(), asks: Vec::new(), edits: Vec::new(), masks };
+    let mut batch = Batch { kind, soft_cap, vocabulary, rows: Vec::new(), asks: Vec::new(), edits: Vec::new(), masks };
     for r in 0..rows {
         // Every ask meets every shape as rows and vocabularies go by.
         let shape = (r / ASKS + r + vocabulary) % 6;
@@ -234,20 +235,20 @@ fn mixed_batch(kind: Logits, vocabulary: usize, rows: usize, random: &mut Random
 fn tokens_are_those_of_the_twin() {
     let Some(gpu) = Gpu::open() else { return };
     let mut random = Random(41);
-    for (kind, vocabulary, rows) in [
-        (Logits::F32, 1, 5),
-        (Logits::F32, 5, 48),
-        (Logits::Bf16, 1000, 96),
-        (Logits::F32, 8192, 64),
-        (Logits::F16, 8193, 64),
-        (Logits::F32, 32_001, 48),
-        (Logits::Bf16, 49_152, 48),
-        (Logits::F32, 128_256, 48),
-        (Logits::Bf16, 128_256, 32),
-        (Logits::Bf16, 256_000, 16),
-        (Logits::F32, 262_144, 16),
+    for (kind, vocabulary, soft_cap, rows) in [
+        (Logits::F32, 1, 0.0, 5),
+        (Logits::F32, 5, 3.0, 48),
+        (Logits::Bf16, 1000, 0.0, 96),
+        (Logits::F32, 8192, 0.0, 64),
+        (Logits::F16, 8193, 0.0, 64),
+        (Logits::F32, 32_001, 30.0, 48),
+        (Logits::Bf16, 49_152, 0.0, 48),
+        (Logits::F32, 128_256, 0.0, 48),
+        (Logits::Bf16, 128_256, 0.0, 32),
+        (Logits::Bf16, 256_000, 30.0, 48),
+        (Logits::F32, 262_144, 0.0, 16),
     ] {
-        let batch = mixed_batch(kind, vocabulary, rows, &mut random);
+        let batch = mixed_batch(kind, vocabulary, soft_cap, rows, &mut random);
         let placed = batch.place(&gpu);
         let found = placed.run(&gpu);
         batch.check(&found, &format!("{kind:?}, {vocabulary} tokens"));
@@ -266,13 +267,13 @@ fn tokens_are_those_of_the_twin() {
 fn a_row_does_not_know_its_batch() {
     let Some(gpu) = Gpu::open() else { return };
     let mut random = Random(5);
-    let batch = mixed_batch(Logits::Bf16, 32_000, 160, &mut random);
+    let batch = mixed_batch(Logits::Bf16, 32_000, 0.0, 160, &mut random);
     let together = batch.place(&gpu).run(&gpu);
     for r in (0..160).step_by(3) {
         let one = Batch {
             rows: vec![batch.rows[r].clone()],
             asks: vec![batch.asks[r]],
-            ..mixed_batch(batch.kind, 32_000, 0, &mut random)
+            ..mixed_batch(batch.kind, 32_000, 0.0, 0, &mut random)
         };
         let one = Batch { edits: batch.edits.clone(), masks: batch.masks.clone(), ..one };
         let alone = one.place(&gpu).run(&gpu);
@@ -297,6 +298,7 @@ fn draws_follow_the_distribution() {
     let ask = |r: u64| Ask { seed: r % 100, draw: r / 100, inverse_temperature: 1.0, ..Ask::greedy() };
     let batch = Batch {
         kind: Logits::F32,
+        soft_cap: 0.0,
         vocabulary: 5,
         rows: vec![shares.map(f32::ln).to_vec(); rows],
         asks: (0..rows as u64).map(ask).collect(),

@@ -12,6 +12,21 @@ pub fn exp(x: f32) -> f32 {
     p * f32::from_bits(((n as i32 + 127) as u32) << 23)
 }
 
+/// 2^(31 - t) for t >= 0, rounded down; 0 from t = 32 on.
+pub fn weight(t: f32) -> u32 {
+    let t = t.min(31.99);
+    let f = t - t.floor();
+    let powers = [9.345_649e-3, -5.540_945e-2, 0.240_214_87, -0.693_146_94, 1.0];
+    let p = powers.into_iter().fold(-1.004_337_3e-3f32, |p, c| p.mul_add(f, c));
+    ((1.0 + p).to_bits() - 0x3f80_0000) << 8 >> (t as u32)
+}
+
+/// tanh x within 1.2e-7.
+pub fn tanh(x: f32) -> f32 {
+    let e = exp(x.abs() * -2.0);
+    ((1.0 - e) / (1.0 + e)).copysign(x)
+}
+
 /// ln x for a normal x > 0.
 pub fn ln(x: f32) -> f32 {
     let bits = x.to_bits();
@@ -64,11 +79,19 @@ mod tests {
             let x = -(i as f32) * 0.0043;
             let truth = f64::from(x).exp();
             assert!((f64::from(exp(x)) / truth - 1.0).abs() < 3e-7, "exp {x}");
+            assert!((f64::from(tanh(x)) - f64::from(x).tanh()).abs() < 1.2e-7, "tanh {x}");
             let x = f32::from_bits(0x0080_0000 + i * 104_729);
             let truth = f64::from(x).ln();
             assert!((f64::from(ln(x)) - truth).abs() < 2.5e-7 * truth.abs().max(1.0), "ln {x}");
         }
+        for i in 0..32_000u32 {
+            let t = i as f32 * 1e-3;
+            let truth = 2f64.powf(31.0 - f64::from(t));
+            assert!((f64::from(weight(t)) - truth).abs() < truth * 7e-7 + 1.0, "weight {t}");
+        }
+        assert_eq!([0.0, 1.0, 31.0, 32.0, f32::INFINITY].map(weight), [1 << 31, 1 << 30, 1, 0, 0]);
         assert_eq!((exp(0.0), exp(-88.0), exp(f32::NEG_INFINITY), ln(1.0)), (1.0, 0.0, 0.0, 0.0));
+        assert_eq!((tanh(0.0), tanh(-0.5) == -tanh(0.5), tanh(f32::MAX)), (0.0, true, 1.0));
     }
 
     /// The known answers that come with the authors' Random123.

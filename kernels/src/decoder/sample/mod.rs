@@ -85,16 +85,18 @@ plain! {
         pub logprobs: DevicePtr,
         /// `Leader`, `leaders_stride` to a row.
         pub leaders: DevicePtr,
-        /// Scratch of `parts_bytes`, `candidates_bytes` and `state_bytes`; the last is cleared once, before the first call.
+        /// Scratch of `parts_bytes` and `candidates_bytes`.
         pub parts: DevicePtr,
         pub candidates: DevicePtr,
-        pub state: DevicePtr,
         pub rows: u32,
         pub vocabulary: u32,
         pub stride: u32,
         pub slices: u32,
         pub mask_words: u32,
         pub leaders_stride: u32,
+        /// The model's cap of its final logits: they become soft_cap * tanh(logit / soft_cap) before all else. 0: none.
+        pub soft_cap: f32,
+        pub unused: u32,
     }
 }
 
@@ -118,6 +120,8 @@ pub enum SampleError {
     Stride { stride: u32, step: u32, vocabulary: u32 },
     #[error("mask rows have {found} words; {vocabulary} tokens take {expected}")]
     Mask { found: u32, expected: u32, vocabulary: u32 },
+    #[error("the soft cap of logits is {found}; it must be 0, for none, or a number above")]
+    SoftCap { found: f32 },
     #[error("{what} is {found}; it must be {must}")]
     Ask { what: &'static str, found: f32, must: &'static str },
     #[error("{found} best tokens are asked for; there is room for {room}")]
@@ -162,11 +166,6 @@ pub fn candidates_bytes(rows: u32) -> u64 {
     u64::from(rows) * u64::from(PARTS) * LIST * 8
 }
 
-/// Scratch of a call of so many rows.
-pub fn state_bytes(rows: u32) -> u64 {
-    (1 + u64::from(rows)) * 4
-}
-
 /// Two launches. Nothing of them depends on what rows ask for, so one graph replays any mix.
 pub fn sample_launches(args: &SampleArgs, logits: Logits) -> Result<[Launch; 2], SampleError> {
     let (rows, vocabulary, stride) = (args.rows, args.vocabulary, args.stride);
@@ -183,6 +182,9 @@ pub fn sample_launches(args: &SampleArgs, logits: Logits) -> Result<[Launch; 2],
     };
     if !stride.is_multiple_of(step) || stride < vocabulary {
         return Err(SampleError::Stride { stride, step, vocabulary });
+    }
+    if !args.soft_cap.is_finite() || args.soft_cap < 0.0 {
+        return Err(SampleError::SoftCap { found: args.soft_cap });
     }
     let expected = vocabulary.div_ceil(32);
     if args.masks != 0 && args.mask_words < expected {
@@ -226,6 +228,8 @@ mod tests {
         assert!(text(1, 10, 8, 0, 0).contains("8 elements apart"));
         assert!(text(1, 10, 10, 0, 0).contains("multiple of 4"));
         assert!(text(1, 100, 100, 1, 3).contains("3 words; 100 tokens take 4"));
+        let capped = SampleArgs { rows: 1, vocabulary: 8, stride: 8, soft_cap: -1.0, ..SampleArgs::default() };
+        assert!(sample_launches(&capped, Logits::F32).unwrap_err().to_string().contains("is -1"));
         let check = |ask: Ask| ask.check(20).unwrap_err().to_string();
         assert_eq!(Ask::greedy().check(0), Ok(()));
         assert!(check(Ask { inverse_temperature: f32::INFINITY, ..Ask::greedy() }).contains("1 / temperature is inf"));

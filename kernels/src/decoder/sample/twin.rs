@@ -1,7 +1,7 @@
 //! What sampling must give: a full sort, and sums in whole numbers. The kernels give the same token, always.
 
-use super::{Ask, Edit};
-use crate::decoder::exact::{exp, gumbel, ordered, philox};
+use super::{Ask, Edit, SLICE};
+use crate::decoder::exact::{self, exp, gumbel, ordered, philox, tanh};
 
 const OUT: f32 = f32::NEG_INFINITY;
 /// A token so far below the best is out.
@@ -18,7 +18,13 @@ pub struct Answer {
     pub leaders: Vec<(u32, f64)>,
 }
 
-/// One row. `edits`: the row's own; `mask`: its row of the masks.
+/// The row as a model with a soft cap of its final logits means it. 0: none. What is out stays out.
+pub fn capped(logits: &[f32], cap: f32) -> Vec<f32> {
+    let one = |v: f32| if cap > 0.0 && v > OUT { tanh(v / cap) * cap } else { v };
+    logits.iter().map(|v| one(finite(*v))).collect()
+}
+
+/// One row, capped before. `edits`: the row's own; `mask`: its row of the masks.
 pub fn answer(logits: &[f32], ask: &Ask, edits: &[Edit], mask: Option<&[u32]>) -> Answer {
     let raw: Vec<f32> = logits.iter().map(|v| finite(*v)).collect();
     let total = log_total(&raw);
@@ -79,7 +85,50 @@ fn in_order(logits: &[f32]) -> Vec<u32> {
 
 /// 2^31 for the best token.
 fn weight(depth: f32) -> u64 {
-    if depth < 22.5 { (exp(-depth) * 2_147_483_648.0).round_ties_even() as u64 } else { 0 }
+    exact::weight(depth * std::f32::consts::LOG2_E).into()
+}
+
+/// Weights of a slice, counted from its best token, and what their sum is scaled by.
+fn weigh_slice(slice: &[f32], best: f32, inverse_temperature: f32) -> (Vec<u64>, u64) {
+    let top = slice.iter().copied().fold(OUT, f32::max);
+    if top == OUT {
+        return (vec![0; slice.len()], 0);
+    }
+    let weights = slice.iter().map(|v| weight((top - v) * inverse_temperature)).collect();
+    (weights, weight((best - top) * inverse_temperature))
+}
+
+/// What each slice weighs, and all together.
+fn weigh_slices(logits: &[f32], best: f32, inverse_temperature: f32) -> (Vec<u64>, u64) {
+    let slice = |slice: &[f32]| {
+        let (weights, scale) = weigh_slice(slice, best, inverse_temperature);
+        ((u128::from(weights.iter().sum::<u64>()) * u128::from(scale)) >> 31) as u64
+    };
+    let shares: Vec<u64> = logits.chunks(SLICE as usize).map(slice).collect();
+    let all = shares.iter().sum();
+    (shares, all)
+}
+
+/// Of `weights` the one in which a random number of 64 bits falls.
+fn falls(random: u64, weights: &[u64]) -> Option<usize> {
+    let all: u64 = weights.iter().sum();
+    let place = ((u128::from(random) * u128::from(all)) >> 64) as u64;
+    let mut sum = 0;
+    weights.iter().position(|weight| {
+        sum += weight;
+        place < sum
+    })
+}
+
+/// A token of all: a slice by its weight, then one of its tokens.
+fn draw_from_all(logits: &[f32], ask: &Ask, best: f32) -> Option<u32> {
+    let [a, b, c, d] =
+        philox([ask.draw as u32, (ask.draw >> 32) as u32, 0, 2], [ask.seed as u32, (ask.seed >> 32) as u32]);
+    let wide = |low: u32, high: u32| u64::from(high) << 32 | u64::from(low);
+    let chosen = falls(wide(a, b), &weigh_slices(logits, best, ask.inverse_temperature).0)?;
+    let slice = logits.chunks(SLICE as usize).nth(chosen)?;
+    let token = falls(wide(c, d), &weigh_slice(slice, best, ask.inverse_temperature).0)?;
+    Some((chosen * SLICE as usize + token) as u32)
 }
 
 fn draw(logits: &[f32], ask: &Ask) -> Option<u32> {
@@ -88,13 +137,18 @@ fn draw(logits: &[f32], ask: &Ask) -> Option<u32> {
     if ask.inverse_temperature == 0.0 {
         return kept.first().copied();
     }
+    if ask.top_k == 0 && ask.top_p >= 1.0 && ask.min_p <= 0.0 {
+        return draw_from_all(logits, ask, best);
+    }
     let depth = |token: u32| (best - at(logits, token)) * ask.inverse_temperature;
     kept.retain(|token| depth(*token) < DEPTH_MAX);
-    if ask.top_k > 0 {
+    let mut all = None;
+    if ask.top_k > 0 && (ask.top_k as usize) < logits.len() {
         kept.truncate(ask.top_k as usize);
+        all = Some(kept.iter().map(|token| weight(depth(*token))).sum::<u64>());
     }
     if ask.top_p < 1.0 {
-        let all: u64 = kept.iter().map(|token| weight(depth(*token))).sum();
+        let all = all.unwrap_or_else(|| weigh_slices(logits, best, ask.inverse_temperature).1);
         let target = ((f64::from(ask.top_p) * all as f64).ceil() as u64).max(1);
         let mut sum = 0;
         let enough = kept.iter().position(|token| {
@@ -177,6 +231,38 @@ mod tests {
         assert_eq!(greedy(&[f32::NAN, 3.0, f32::NAN]), Some(1));
         assert_eq!(greedy(&[f32::INFINITY, f32::INFINITY]), Some(0));
         assert_eq!(greedy(&[f32::NAN; 2]), None);
+    }
+
+    #[test]
+    fn a_cap_bends_logits_and_keeps_what_is_out_out() {
+        let row = [0.0, 1.0, -7.5, 60.0, -1e30, f32::INFINITY, f32::NAN, OUT];
+        for (found, v) in capped(&row, 30.0).into_iter().zip(row) {
+            let truth = 30.0 * (f64::from(v) / 30.0).tanh();
+            assert!(
+                if v > OUT { (f64::from(found) - truth).abs() < 4e-6 } else { found == OUT },
+                "{v}: {found} {truth}"
+            );
+        }
+        assert_eq!(capped(&row, 0.0)[..5], row[..5]);
+    }
+
+    /// Over many slices a draw has the same shares, and top-p the same cut, as over one.
+    #[test]
+    fn slices_change_nothing() {
+        let mut logits = vec![OUT; SLICE as usize * 3];
+        let places = [5, SLICE as usize + 1, SLICE as usize * 2, SLICE as usize * 2 + 1, 9];
+        places.iter().zip(five()).for_each(|(place, v)| logits[*place] = v);
+        let mut counts = [0u32; 5];
+        for draw in 0..4_000 {
+            let token = answer(&logits, &Ask { draw, ..ask() }, &[], None).token.unwrap() as usize;
+            counts[places.iter().position(|place| *place == token).unwrap()] += 1;
+        }
+        for (found, expected) in counts.iter().map(|c| f64::from(*c) / 4e3).zip([0.5, 0.25, 0.15, 0.07, 0.03]) {
+            assert!((found - expected).abs() < 0.032, "{found} {expected}");
+        }
+        let [whole, one] = [&logits[..], &five()[..]].map(|row| weigh_slices(row, 0.5f32.ln(), 1.0).1);
+        // As near as one weight is right.
+        assert!(whole.abs_diff(one) <= 2_600, "{whole} {one}");
     }
 
     #[test]
