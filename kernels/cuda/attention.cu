@@ -140,8 +140,9 @@ template <class T, int D> DEVICE void attention(const Attention& P) {
   constexpr int GROUPS = (D + 63) / 64;
   extern __shared__ float shared[];      // [warp][line][D], then [warp][line] maximum and sum
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
-  let_next_start();
+  // The merge may read tiles before this is complete: what wrote them is.
   wait_for_previous();
+  let_next_start();
   const Tile tile = P.tiles[blockIdx.x];
   const u32 head = blockIdx.y, per = P.query_heads / P.kv.heads, lines = tile.tokens * per;
   const int length = tile.position + (int)tile.tokens, first = first_step(P, tile), steps = (length + 15) / 16 - first;
@@ -196,46 +197,81 @@ template <class T, int D> DEVICE void attention(const Attention& P) {
   }
 }
 
-// One CTA to a line: the parts of a sequence, in their order. Their weights are worked out once; then a thread for each dimension asks
-// for many parts at a time.
-constexpr int PARTS_MAX = 64;
+// One CTA to a line. Threads are groups of a row's width, four dimensions to a thread; groups take parts in turn, ask for many at a time and
+// before they know their weights, and add up in order.
+constexpr int PARTS_MAX = 64, MERGE = 128, AT_ONCE = 10;
 
 template <class T> DEVICE void attention_merge(const Attention& P) {
-  __shared__ float weights[PARTS_MAX];
+  __shared__ float4 sums[MERGE];
   let_next_start();
-  wait_for_previous();
-  const Tile tile = P.tiles[blockIdx.x];
+  const uint4 words = __ldcg((const uint4*)(P.tiles + blockIdx.x));
+  const u32 row = words.x, tokens = words.y;
   const u32 head = blockIdx.y, line = blockIdx.z, per = P.query_heads / P.kv.heads, dim = P.kv.head_dim;
-  if (line >= tile.tokens * per) return;
+  if (line >= tokens * per) return;
   const float* first = part_of(P, blockIdx.x, head, 0, dim);
-  const u32 stride = LINES * (dim + 2);
-  if (threadIdx.x < 32) {
-    float top[PARTS_MAX / 32], sum[PARTS_MAX / 32], most = -INFINITY, all = 0.f;
+  const u32 stride = LINES * (dim + 2), lane = threadIdx.x & 31;
+  const u32 wide = dim / 4, groups = MERGE / wide, group = threadIdx.x / wide, at = threadIdx.x % wide;
+  wait_for_previous();
+  float weight[PARTS_MAX / 32], sum[PARTS_MAX / 32];
 #pragma unroll
-    for (int i = 0; i < PARTS_MAX / 32; i++) {
-      const u32 s = threadIdx.x + i * 32;
-      top[i] = s < P.splits ? __ldcg(first + s * stride + LINES * dim + line * 2) : -INFINITY;
-      sum[i] = s < P.splits ? __ldcg(first + s * stride + LINES * dim + line * 2 + 1) : 0.f;
-      most = fmaxf(most, top[i]);
-    }
-    most = warp_max(most);
-#pragma unroll
-    for (int i = 0; i < PARTS_MAX / 32; i++) {
-      top[i] = __expf(top[i] - most);
-      all += top[i] * sum[i];
-    }
-    all = warp_sum(all);
-#pragma unroll
-    for (int i = 0; i < PARTS_MAX / 32; i++) weights[threadIdx.x + i * 32] = top[i] / all;
+  for (int i = 0; i < PARTS_MAX / 32; i++) {
+    const u32 s = lane + i * 32;
+    const float2 both = s < P.splits ? __ldcg((const float2*)(first + s * stride + LINES * dim + line * 2)) : make_float2(-INFINITY, 0.f);
+    weight[i] = both.x;
+    sum[i] = both.y;
   }
+  float4 value = make_float4(0.f, 0.f, 0.f, 0.f), v[AT_ONCE];
+  const float4* in = (const float4*)(first + line * dim) + at;
+  auto ask = [&](u32 from) {
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+      const u32 s = from + i * groups;
+      v[i] = group < groups && s < P.splits ? __ldcg(in + (u64)s * (stride / 4)) : make_float4(0.f, 0.f, 0.f, 0.f);
+    }
+  };
+  ask(group);
+  float most = weight[0], all = 0.f;
+#pragma unroll
+  for (int i = 1; i < PARTS_MAX / 32; i++) most = fmaxf(most, weight[i]);
+  most = warp_max(most);
+#pragma unroll
+  for (int i = 0; i < PARTS_MAX / 32; i++) {
+    weight[i] = __expf(weight[i] - most);
+    all += weight[i] * sum[i];
+  }
+  all = warp_sum(all);
+  // All lanes of a warp go as far as any, since they ask each other for weights.
+#pragma unroll 1
+  for (u32 turn = 0; turn < P.splits; turn += AT_ONCE * groups) {
+    if (turn > 0) ask(turn + group);
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+      const u32 s = turn + group + i * groups;
+      float w = 0.f;
+#pragma unroll
+      for (int k = 0; k < PARTS_MAX / 32; k++) {
+        const float other = __shfl_sync(0xffffffffu, weight[k], s & 31);
+        if (s >> 5 == k) w = other;
+      }
+      value.x += w * v[i].x;
+      value.y += w * v[i].y;
+      value.z += w * v[i].z;
+      value.w += w * v[i].w;
+    }
+  }
+  sums[threadIdx.x] = value;
   __syncthreads();
-  for (u32 d = threadIdx.x; d < dim; d += blockDim.x) {
-    float value = 0.f;
-    const float* part = first + line * dim + d;
-#pragma unroll 16
-    for (u32 s = 0; s < P.splits; s++) value += weights[s] * __ldcg(part + s * stride);
-    P.y[((u64)(tile.row + line / per) * P.query_heads + head * per + line % per) * dim + d] = (u16)T::pack(value, 0.f);
+  if (group > 0) return;
+#pragma unroll 1
+  for (u32 k = 1; k < groups; k++) {
+    const float4 other = sums[k * wide + at];
+    value.x += other.x;
+    value.y += other.y;
+    value.z += other.z;
+    value.w += other.w;
   }
+  u16* y = P.y + ((u64)(row + line / per) * P.query_heads + head * per + line % per) * dim + at * 4;
+  *(uint2*)y = make_uint2(T::pack(value.x / all, value.y / all), T::pack(value.z / all, value.w / all));
 }
 
 #define KERNEL(T, name, D) \
@@ -250,5 +286,5 @@ KERNEL(F16, f16, 80)
 KERNEL(F16, f16, 96)
 KERNEL(F16, f16, 128)
 KERNEL(F16, f16, 256)
-extern "C" __global__ void __launch_bounds__(128) attention_merge_bf16(const __grid_constant__ Attention P) { attention_merge<Bf16>(P); }
-extern "C" __global__ void __launch_bounds__(128) attention_merge_f16(const __grid_constant__ Attention P) { attention_merge<F16>(P); }
+extern "C" __global__ void __launch_bounds__(MERGE) attention_merge_bf16(const __grid_constant__ Attention P) { attention_merge<Bf16>(P); }
+extern "C" __global__ void __launch_bounds__(MERGE) attention_merge_f16(const __grid_constant__ Attention P) { attention_merge<F16>(P); }

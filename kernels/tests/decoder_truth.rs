@@ -429,6 +429,33 @@ fn attention_of_decode_and_chunks() {
     }
 }
 
+/// A prompt of 8,192 tokens at once, and the next token behind such a one, by small tiles and by those of chunks.
+#[test]
+fn prompts_of_8192() {
+    let Some(gpu) = Gpu::open() else { return };
+    let (bits, element, round, most) = KINDS[0];
+    let heads = Heads { dim: 128, query: 4, kv: 1, page_tokens: 16, window: 0, cap: 0.0 };
+    let mut case = attended(&gpu, bits, heads, &[(8192, 8192), (8193, 1)], &mut Random(5));
+    for (lines, splits) in [(LINES, 1), (LINES, 5), (CHUNK_LINES, 1)] {
+        if lines == CHUNK_LINES && gpu.arch != Arch::Sm90a {
+            continue;
+        }
+        let mut tiles = case.tiles(lines);
+        longest_first(&mut tiles);
+        let count = tiles.len() as u32;
+        case.args.tiles = gpu.upload(&bytes_of(&tiles));
+        case.args.parts = gpu.alloc(parts_bytes(count, heads.kv, splits, heads.dim) as usize);
+        (case.args.tile_count, case.args.splits) = (count, splits);
+        gpu.fill(case.args.y, 0xff, (case.rows * heads.query * heads.dim) as usize * 2);
+        let launches = match lines {
+            LINES => attention_launches(&case.args, element).unwrap(),
+            _ => vec![attention_chunk_launch(&case.args, element, gpu.sms).unwrap()],
+        };
+        launches.iter().for_each(|l| gpu.launch(l));
+        case.check(&gpu, bits, round, most * 1.5, 911, &format!("tiles of {lines} lines, {splits} parts"));
+    }
+}
+
 /// Chunks from one token to several blocks, whose lines end anywhere in a tile, on pages of 16 to 144 tokens.
 #[test]
 fn attention_of_chunks_by_warpgroups() {
