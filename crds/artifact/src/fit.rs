@@ -26,8 +26,9 @@ pub struct Fitted {
 pub struct FittedModule {
     pub module: ModuleId,
     pub rank: u32,
-    /// alpha / rank, or alpha / sqrt(rank) if rank-stabilised: PEFT's `scaling`.
-    pub scale: f64,
+    /// alpha / rank, or alpha / sqrt(rank) if rank-stabilised: PEFT's `scaling`, in the precision in which it is applied.
+    /// Finite.
+    pub scale: f32,
     /// `[rank, input]`, rows contiguous.
     pub a: TensorRef,
     /// `[output, rank]`, rows contiguous.

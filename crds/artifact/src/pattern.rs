@@ -8,8 +8,12 @@ use crate::reason::{Refusal, excerpt};
 
 /// Most bytes of one regular expression.
 const PATTERN_BYTES_MAX: usize = 8192;
-/// Steps of backtracking for one name, so that a hostile expression ends.
-const BACKTRACK_MAX: usize = 100_000;
+/// Steps of backtracking for one name, so that a hostile expression ends. With the most expressions of a configuration that
+/// backtrack and the modules of a large model these are some ten million in all, a fraction of a second. Those that need no
+/// backtracking never take one.
+const BACKTRACK_MAX: usize = 5_000;
+/// Of a compiled expression, in bytes.
+const COMPILED_BYTES_MAX: usize = 64 << 10;
 
 /// A regular expression over a module's name.
 #[derive(Clone, Debug)]
@@ -61,7 +65,7 @@ impl NamePattern {
         let expression = python::translate(python).map_err(failed)?;
         let regex = RegexBuilder::new(&format!(r"\A(?:{expression}){end}"))
             .backtrack_limit(BACKTRACK_MAX)
-            .delegate_size_limit(1 << 20)
+            .delegate_size_limit(COMPILED_BYTES_MAX)
             .build()
             .map_err(|error| failed(error.to_string()))?;
         Ok(Self { text: pattern.to_owned(), matcher: Matcher::Regex(Box::new(regex)) })
@@ -84,6 +88,15 @@ impl NamePattern {
     /// Needs the engine of regular expressions.
     pub(crate) fn is_expression(&self) -> bool {
         matches!(self.matcher, Matcher::Regex(_))
+    }
+
+    /// It may look around or back: the time that it takes is not bounded by the lengths of itself and the name.
+    pub(crate) fn backtracks(&self) -> bool {
+        const PARTS: [&str; 10] = ["(?=", "(?!", "(?<", "(?>", "(?(", "(?P=", "(?P>", "++", "*+", "?+"];
+        let escaped = |letter: u8| letter.is_ascii_digit() || b"kgKGZ".contains(&letter);
+        let escapes =
+            || self.text.as_bytes().windows(2).any(|pair| matches!(pair, [b'\\', letter] if escaped(*letter)));
+        self.is_expression() && (PARTS.iter().any(|part| self.text.contains(part)) || escapes())
     }
 
     fn failed(&self, name: &str, error: &fancy_regex::Error) -> Refusal {

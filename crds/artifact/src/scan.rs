@@ -99,23 +99,24 @@ impl Span {
     /// `at` is the file offset of the first byte of `part`.
     fn take(&mut self, part: &[u8], at: u64, carry: &mut Vec<u8>) -> Result<(), Refusal> {
         let size = self.dtype.bytes() as usize;
-        let mut part = part;
-        if !carry.is_empty() {
-            let (head, rest) = part.split_at((size - carry.len()).min(part.len()));
+        // An element that began in the piece before comes first.
+        let begun = carry.len();
+        let (head, part) = part.split_at(if begun == 0 { 0 } else { (size - begun).min(part.len()) });
+        if begun > 0 {
             carry.extend_from_slice(head);
-            part = rest;
             if carry.len() < size {
                 return Ok(());
             }
             let element = std::mem::take(carry);
-            self.elements(&element, at)?;
+            self.elements(&element, at - begun as u64)?;
         }
         let whole = part.len() - part.len() % size;
         let (elements, rest) = part.split_at(whole);
         carry.extend_from_slice(rest);
-        self.elements(elements, at)
+        self.elements(elements, at + head.len() as u64)
     }
 
+    /// `at` is the file offset of the first of these whole elements.
     fn elements(&mut self, bytes: &[u8], at: u64) -> Result<(), Refusal> {
         // Branch-free sums over the exponents, so that this runs at memory speed.
         let (bad, any) = match self.dtype {
@@ -131,13 +132,28 @@ impl Span {
         };
         self.any_set |= any != 0;
         if bad {
-            let (name, range) = (excerpt(&self.name, 200), &self.range);
+            let name = excerpt(&self.name, 200);
+            let at = at + self.first_bad(bytes) as u64;
             return Err(Refusal::malformed(format!(
-                "tensor '{name}' holds a NaN or an infinity (file bytes {} to {}, seen behind {at})",
-                range.start, range.end
+                "tensor '{name}' holds a NaN or an infinity at byte {at} of the file"
             )));
         }
         Ok(())
+    }
+
+    /// Offset of the first element that is no number.
+    fn first_bad(&self, bytes: &[u8]) -> usize {
+        let size = self.dtype.bytes() as usize;
+        let infinity = match self.dtype {
+            FloatType::F32 => 0x7f80_0000_u32,
+            FloatType::F16 => 0x7c00,
+            FloatType::Bf16 => 0x7f80,
+        };
+        let magnitude = |element: &[u8]| {
+            let bits = element.iter().rev().fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte));
+            bits & (u32::MAX >> (33 - 8 * size))
+        };
+        bytes.chunks_exact(size).position(|element| magnitude(element) >= infinity).unwrap_or(0) * size
     }
 }
 

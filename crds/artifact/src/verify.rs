@@ -49,10 +49,13 @@ pub fn check_folder<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<(), 
 
 /// An adapter under judgement. Give it the weights file from the first byte to the last, in pieces of any size; it
 /// refuses as early as it can and holds no more than the header.
+///
+/// Beginning and the piece that ends the header may take some hundred milliseconds where the configuration asks for it:
+/// neither belongs on a thread on which others wait.
 #[derive(Debug)]
-pub struct Verification<'a> {
-    base: &'a BaseShape,
-    policy: &'a Policy,
+pub struct Verification {
+    base: BaseShape,
+    policy: Policy,
     claims: Claims,
     config: AdapterConfig,
     config_sha256: [u8; 32],
@@ -94,15 +97,15 @@ impl Verified {
     }
 }
 
-impl<'a> Verification<'a> {
+impl Verification {
     /// # Errors
     /// Everything that configuration, claims and size alone decide.
     pub fn begin(
         config: &[u8],
         weights_bytes: u64,
         claims: Claims,
-        base: &'a BaseShape,
-        policy: &'a Policy,
+        base: &BaseShape,
+        policy: &Policy,
     ) -> Result<Self, Refusal> {
         policy.check_claims(&claims)?;
         let parsed = AdapterConfig::parse(config)?;
@@ -111,8 +114,8 @@ impl<'a> Verification<'a> {
             return Err(Refusal::malformed(format!("{WEIGHTS_FILE} is empty")));
         }
         Ok(Self {
-            base,
-            policy,
+            base: base.clone(),
+            policy: policy.clone(),
             claims,
             config: parsed,
             config_sha256: Sha256::digest(config).into(),
@@ -149,7 +152,7 @@ impl<'a> Verification<'a> {
     fn enter_data(&mut self, header: Safetensors, bytes: &[u8]) -> Result<(), Refusal> {
         let declared_base = self.claims.base(&header)?;
         self.policy.check_base(declared_base)?;
-        let fitted = fit(&self.config, &header, self.base)?;
+        let fitted = fit(&self.config, &header, &self.base)?;
         self.policy.check_fitted(&fitted)?;
         let mut scan = Scan::new(&fitted, header.data_start);
         scan.push(bytes)?;
@@ -182,11 +185,8 @@ impl<'a> Verification<'a> {
         }
     }
 
-    /// Known as soon as the header was read.
-    pub fn fitted(&self) -> Option<&Fitted> {
-        match &self.stage {
-            Stage::Header(_) => None,
-            Stage::Data(data) => Some(&data.fitted),
-        }
+    /// Whether the header is still to come: what follows it costs nothing but the reading.
+    pub fn is_in_header(&self) -> bool {
+        matches!(self.stage, Stage::Header(_))
     }
 }

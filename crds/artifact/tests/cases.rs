@@ -66,12 +66,12 @@ fn messages() {
 
 #[test]
 fn ranks_and_scales() {
-    fn check(name: &str, module: ModuleId, rank: u32, scale: f64) {
+    fn check(name: &str, module: ModuleId, rank: u32, scale: f32) {
         let base = base(if name == "lm-head-tied" { "base-tied" } else { "base" });
         let verified = verify_case(name, &base, &open_policy()).unwrap();
         let fitted = verified.fitted.modules.iter().find(|fitted| fitted.module == module).unwrap();
         assert_eq!(fitted.rank, rank, "{name} {module}");
-        assert!((fitted.scale - scale).abs() < 1e-12, "{name} {module}: {} for {scale}", fitted.scale);
+        assert_eq!(fitted.scale, scale, "{name} {module}");
         assert_eq!((fitted.a.rows, fitted.b.columns), (rank, rank));
     }
     let layer = ModuleId::in_layer;

@@ -35,9 +35,60 @@ fn modules_ranks_and_scales_are_those_of_peft() {
         assert_eq!(verified.fitted.modules.len(), expected.len());
         for fitted in &verified.fitted.modules {
             let scale = expected[&fitted.module.to_string()][1].as_f64().unwrap();
-            assert!((fitted.scale - scale).abs() < 1e-9, "{} {}", entry["config"], fitted.module);
+            assert_eq!(fitted.scale, scale as f32, "{} {}", entry["config"], fitted.module);
         }
     }
+}
+
+/// Numbers as a hand or a broken tool writes them: what PEFT refuses is refused, what it would turn into infinities too, and
+/// the rest has its scale.
+#[test]
+fn odd_numbers_mean_what_they_mean_to_peft() {
+    let golden: Value = serde_json::from_str(include_str!("goldens/peft_numbers.json")).unwrap();
+    let Files { config, weights } = Files::of_case("plain-r8-qv");
+    for entry in golden.as_array().unwrap() {
+        let change = entry["change"].as_str().unwrap();
+        let mut rest = config.as_object().unwrap().clone();
+        rest.retain(|key, _| !change.contains(&format!("\"{key}\":")));
+        let config = format!("{{{change}, {}", serde_json::to_string(&rest).unwrap().trim_start_matches('{'));
+        let judged =
+            support::verify(config.as_bytes(), &weights, Default::default(), &base("base"), &open_policy(), 4096);
+        let scales: Vec<f32> = entry["scales"]
+            .as_object()
+            .into_iter()
+            .flat_map(|scales| scales.values())
+            .map(|scale| scale.as_str().unwrap().parse().unwrap())
+            .collect();
+        let expected = match &scales[..] {
+            [] => Err(Reason::Malformed),
+            scales if scales.iter().any(|scale| !scale.is_finite()) => Err(Reason::Malformed),
+            scales if scales.iter().all(|scale| *scale == 0.0) => Err(Reason::NoEffect),
+            scales => Ok(scales.to_vec()),
+        };
+        let expected = if change.contains("unheard-of") { Err(Reason::UnsupportedFeature) } else { expected };
+        let found = judged.map(|judged| {
+            assert_eq!(judged.fitted.modules.len(), scales.len());
+            let by_name = |module: &lorafleet_artifact::FittedModule| (module.module.to_string(), module.scale);
+            let found: std::collections::BTreeMap<_, _> = judged.fitted.modules.iter().map(by_name).collect();
+            found.into_values().collect()
+        });
+        assert_eq!(
+            found.as_ref().map_err(|refusal| refusal.reason),
+            expected.as_ref().map_err(|reason| *reason),
+            "{change}"
+        );
+    }
+}
+
+#[test]
+fn a_scale_beyond_single_precision_is_named_with_what_made_it() {
+    let check = |change: Value, message: &str| check_config(change, Reason::Malformed, message);
+    check(
+        json!({"lora_alpha": 1e300}),
+        "the alpha 1e300 over rank 8 gives 'model.layers.0.self_attn.q_proj' the scale 1.25e299, single precision ends at 3.4028235e38",
+    );
+    check(json!({"alpha_pattern": {"layers.1.self_attn.v_proj": -1e300}}), "'model.layers.1.self_attn.v_proj'");
+    check(json!({"init_lora_weights": 3}), "init_lora_weights = 3");
 }
 
 /// The order of the file decides which of two matching patterns wins; the general JSON type would sort them.
@@ -99,6 +150,7 @@ fn features_that_change_the_mathematics_are_refused_by_name() {
     check(json!({"use_future": true}), "use_future");
     check(json!({"future_config": {"x": 1}}), "future_config");
     check(json!({"future_mode": "new"}), "future_mode");
+    check(json!({"init_lora_weights": "unheard-of"}), "unheard-of");
 }
 
 #[test]
@@ -197,10 +249,50 @@ fn hostile_expressions_end() {
     }
 }
 
+/// As many expressions as there may be, each as slow as it may be, over the modules of a large model: a fraction of a second,
+/// whatever comes out.
+#[test]
+fn many_slow_expressions_end_soon() {
+    let base = BaseShape { layers: 80, ..base("base") };
+    let modules: Vec<String> = base.modules().map(|module| module.to_string()).collect();
+    let tensors: Vec<Tensor> = modules.iter().flat_map(|module| pair(&base, module, 1)).collect();
+    let weights = write(&tensors);
+    let slow = [
+        (16, r"(.*)(.*)(.*)\1zz"),
+        (16, r"(.*)(.*)\1zz"),
+        (16, r"(?:.*)(?=z)(.*)\1x"),
+        (16, r"(\w+\.)*(?<=q)z"),
+        (128, r"(.{0,60}.{0,60}.{0,60})*z"),
+        (128, r"(?:.*\.){0,40}z"),
+        // One for each layer, as some tools write them.
+        (128, r".*\.12\..*(q|k)_proj"),
+    ];
+    for (count, pattern) in slow {
+        let patterns: serde_json::Map<_, _> = (0..count).map(|at| (format!("{pattern}{at}"), json!(1))).collect();
+        let config = json!({
+            "peft_type": "LORA", "r": 1, "lora_alpha": 2, "target_modules": modules,
+            "rank_pattern": patterns, "alpha_pattern": patterns,
+        });
+        let start = std::time::Instant::now();
+        let _ = support::verify(
+            config.to_string().as_bytes(),
+            &weights,
+            Default::default(),
+            &base,
+            &open_policy(),
+            1 << 20,
+        );
+        println!("{pattern} took {:?}", start.elapsed());
+        assert!(start.elapsed().as_secs() < 20, "{pattern} took {:?}", start.elapsed());
+    }
+}
+
 #[test]
 fn expressions_are_counted() {
     let patterns = |count: usize, make: &dyn Fn(usize) -> String| json!({"rank_pattern": (0..count).map(|at| (make(at), json!(8))).collect::<serde_json::Map<_, _>>()});
     check_config(patterns(129, &|at| format!("x{at}|y")), Reason::Malformed, "128 regular expressions");
+    check_config(patterns(17, &|at| format!("(?<!x){at}")), Reason::Malformed, "16 regular expressions that look");
+    check_config(patterns(17, &|at| format!("(x)y\\1z{at}")), Reason::Malformed, "16 regular expressions that look");
     check_config(patterns(65_537, &|at| format!("layers.{at}.x")), Reason::Malformed, "65536");
     let mut files = Files::of_case("plain-r8-qv");
     files.config["rank_pattern"] =
@@ -240,7 +332,6 @@ fn inert_keys_pass() {
         json!({"rank_pattern": null, "alpha_pattern": null}),
         json!({"target_modules": ["q_proj", "v_proj", "Wqkv"]}),
         json!({"layers_to_transform": [0, 1, 99], "layers_pattern": null}),
-        json!({"lora_alpha": 1e300}),
         json!({"modules_to_save": [], "trainable_token_indices": null, "bias": null}),
     ];
     for change in changes {
@@ -352,7 +443,13 @@ fn halves_are_scanned_too() {
         files.verify(&base("base"), &open_policy()).unwrap();
         tensors[3].3[10..12].copy_from_slice(&(infinity | 0x8001).to_le_bytes());
         files.weights = write(&tensors);
-        assert_eq!(files.verify(&base("base"), &open_policy()).unwrap_err().reason, Reason::Malformed);
+        let refusal = files.verify(&base("base"), &open_policy()).unwrap_err();
+        assert_eq!(refusal.reason, Reason::Malformed);
+        let header =
+            lorafleet_artifact::Safetensors::parse(&files.weights, files.weights.len() as u64, &Default::default());
+        let header = header.unwrap();
+        let at = header.data_start + header.tensor(&tensors[3].0).unwrap().range.start + 10;
+        assert!(refusal.message.ends_with(&format!(" at byte {at} of the file")), "{refusal}");
     }
 }
 
@@ -464,7 +561,10 @@ proptest! {
         files.weights[start..start + 4].copy_from_slice(&f32::NAN.to_le_bytes());
         let config = serde_json::to_vec(&files.config).unwrap();
         let judged = support::verify(&config, &files.weights, Default::default(), &base("base"), &open_policy(), size);
-        prop_assert_eq!(judged.unwrap_err().reason, Reason::Malformed);
+        let refusal = judged.unwrap_err();
+        prop_assert_eq!(refusal.reason, Reason::Malformed);
+        let expected = format!("holds a NaN or an infinity at byte {start} of the file");
+        prop_assert!(refusal.message.ends_with(&expected), "{}", refusal);
     }
 
     #[test]

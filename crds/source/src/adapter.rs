@@ -9,7 +9,7 @@ use lorafleet_artifact::{
 };
 
 use crate::access::Sources;
-use crate::error::SourceError;
+use crate::error::{ErrorKind, SourceError};
 use crate::listing::{FileInfo, Listing, Version};
 
 /// Why an adapter could not be had: the way to it, or the adapter itself.
@@ -152,14 +152,21 @@ impl ListedAdapter {
         // Both requests at once: a small adapter is mostly round trips.
         let (config, first) = tokio::join!(sources.read(listing, config, 0..config.bytes), download.next());
         let config = config?;
-        let mut verification = Verification::begin(&config, weights.bytes, claims, base, policy)?;
+        let (read, size, base, policy) = (config.clone(), weights.bytes, base.clone(), policy.clone());
+        let begin = move || Verification::begin(&read, size, claims, &base, &policy);
+        let mut verification = aside(begin).await?;
         let mut next = first?;
         let mut kept = Vec::new();
         if keep {
             kept.reserve_exact(usize::try_from(weights.bytes).unwrap_or(0));
         }
         while let Some(piece) = next {
-            verification.push(&piece)?;
+            if verification.is_in_header() {
+                let part = piece.clone();
+                verification = aside(move || verification.push(&part).map(|()| verification)).await?;
+            } else {
+                verification.push(&piece)?;
+            }
             progress.add(piece.len());
             if keep {
                 kept.extend_from_slice(&piece);
@@ -169,5 +176,17 @@ impl ListedAdapter {
         let verified = verification.finish()?;
         let bytes = keep.then_some(AdapterBytes { config, weights: kept });
         Ok(ReadAdapter { verified, version: weights.version.clone(), bytes })
+    }
+}
+
+/// Judges on a thread of its own: what a configuration asks for may take a while, and nobody else shall wait for it.
+async fn aside<T: Send + 'static>(
+    judge: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
+) -> Result<T, AdapterError> {
+    match tokio::task::spawn_blocking(judge).await {
+        Ok(judged) => Ok(judged?),
+        Err(error) => {
+            Err(SourceError::new(ErrorKind::Unavailable, "judging the adapter was broken off").because(error).into())
+        }
     }
 }

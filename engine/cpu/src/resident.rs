@@ -51,7 +51,7 @@ impl Resident {
             let module = Module {
                 a_type: fitted.a.dtype,
                 b_type: fitted.b.dtype,
-                scale: fitted.scale as f32,
+                scale: fitted.scale,
                 a: rows(place.a)?,
                 b: rows(place.b)?,
             };

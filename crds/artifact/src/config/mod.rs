@@ -20,6 +20,8 @@ const ENTRIES_MAX: usize = 65_536;
 /// Most regular expressions of one map or list. Entries that only name modules do not count: a configuration may well
 /// have one for each.
 const EXPRESSIONS_MAX: usize = 128;
+/// Most of these that look around or back.
+const BACKTRACKING_MAX: usize = 16;
 /// The largest rank that means anything: twice the widest model that is served.
 const RANK_MAX: u64 = 65_536;
 
@@ -54,6 +56,7 @@ impl AdapterConfig {
             .map_err(|error| Refusal::malformed(format!("adapter_config.json is not valid JSON: {error}")))?;
         let fields = Fields(&pairs);
         features::check(&fields)?;
+        check_dropout(&fields)?;
         Ok(Self {
             rank: rank(&fields)?,
             alpha: fields.number("lora_alpha")?.ok_or_else(|| missing("lora_alpha"))?,
@@ -71,11 +74,19 @@ impl AdapterConfig {
         first_match(&self.rank_pattern, module).map(|found| found.unwrap_or(self.rank))
     }
 
-    /// Scale of the delta B A of a targeted module of this rank.
-    pub(crate) fn scale_of(&self, module: &str, rank: u32) -> Result<f64, Refusal> {
+    /// Scale of the delta B A of a targeted module of this rank: PEFT's, rounded to single precision as PEFT's arithmetic
+    /// does. A tiny one becomes zero there too; an infinite one would make the module's output NaN.
+    pub(crate) fn scale_of(&self, module: &str, rank: u32) -> Result<f32, Refusal> {
         let alpha = first_match(&self.alpha_pattern, module)?.unwrap_or(self.alpha);
-        let rank = f64::from(rank);
-        Ok(alpha / if self.rank_stabilised { rank.sqrt() } else { rank })
+        let divisor = if self.rank_stabilised { f64::from(rank).sqrt() } else { f64::from(rank) };
+        let scale = (alpha / divisor) as f32;
+        if scale.is_finite() {
+            return Ok(scale);
+        }
+        let (exact, limit) = (alpha / divisor, f32::MAX);
+        Err(Refusal::malformed(format!(
+            "the alpha {alpha:e} over rank {rank} gives '{module}' the scale {exact:e}, single precision ends at {limit:e}"
+        )))
     }
 }
 
@@ -104,6 +115,15 @@ fn rank_of(key: &str, value: &Value) -> Result<u32, Refusal> {
     })
 }
 
+/// Of no influence on what is served, but PEFT does not load a configuration that has a wrong one.
+fn check_dropout(fields: &Fields<'_>) -> Result<(), Refusal> {
+    let Some(value) = fields.set("lora_dropout") else { return Ok(()) };
+    match value.as_f64() {
+        Some(dropout) if dropout <= 1.0 => Ok(()),
+        _ => Err(field::wrong("lora_dropout", value, "a number up to 1")),
+    }
+}
+
 fn alpha_of(key: &str, value: &Value) -> Result<f64, Refusal> {
     field::number(key, value)
 }
@@ -125,13 +145,19 @@ fn patterns<T>(
     };
     let entries = pairs.into_iter().map(entry);
     let mut out = Vec::new();
-    let mut expressions = 0;
+    let (mut expressions, mut backtracking) = (0, 0);
     for entry in entries {
         let entry = entry?;
         expressions += usize::from(entry.0.is_expression());
+        backtracking += usize::from(entry.0.backtracks());
         if expressions > EXPRESSIONS_MAX {
             return Err(Refusal::malformed(format!(
                 "{key} holds more than {EXPRESSIONS_MAX} regular expressions that are not plain names"
+            )));
+        }
+        if backtracking > BACKTRACKING_MAX {
+            return Err(Refusal::malformed(format!(
+                "{key} holds more than {BACKTRACKING_MAX} regular expressions that look around or back"
             )));
         }
         out.push(entry);
