@@ -124,7 +124,6 @@ pub struct Flags {
 #[serde(rename_all = "lowercase")]
 pub enum BackendKind {
     Cpu,
-    #[value(hide = true)]
     Cuda,
 }
 

@@ -185,8 +185,7 @@ impl Meter {
                 Move::Fetch(..) => "Fetch",
                 Move::DropDevice(..) => "DropDevice",
                 Move::Upload(..) => "Upload",
-                Move::RefuseFloor(..) | Move::RefuseHostFloor(..) => "RefuseFloor",
-                Move::RefuseDemand(..) => "RefuseDemand",
+                Move::RefuseFloor(..) => "RefuseFloor",
             };
             self.moves.with_label_values(&[name]).inc();
         }

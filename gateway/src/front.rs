@@ -120,10 +120,9 @@ async fn try_complete(gateway: &Gateway, request: Request) -> Result<Response, N
     if gateway.secrets.api_keys.is_some() {
         counted.push(gateway.in_flight.client(&client.name, limits)?);
     }
-    let (head, body) = request.into_parts();
-    // A place is for who has said what he wants: the places of those who say it slowly are their connections.
-    let body = read_body(body, gateway).await?;
     let place = gateway.in_flight.place(limits).await?;
+    let (head, body) = request.into_parts();
+    let body = read_body(body, gateway).await?;
     let inspected = body::inspect(&body).map_err(Refusal::from)?;
     if !gateway.fleet.synced() {
         return Err(Refusal::new(Code::NotSynced, "the gateway has not read its pool from the API server yet").into());
@@ -203,7 +202,7 @@ async fn read_body(body: Body, gateway: &Gateway) -> Result<Bytes, Refusal> {
         Ok(Err(NotReceived::TooLarge { .. })) => {
             Err(Refusal::new(Code::BodyTooLarge, format!("the body is above the limit of {max} bytes")))
         }
-        Ok(Err(NotReceived::NoRoom(Full { bytes }))) => {
+        Ok(Err(NotReceived::NoRoom(Full { bytes, .. }))) => {
             let message = format!("the bodies of other requests take all the room there is, {bytes} bytes");
             Err(Refusal::new(Code::Busy, message))
         }

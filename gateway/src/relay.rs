@@ -142,7 +142,7 @@ async fn whole(body: Incoming, gateway: &Gateway, pod: &str) -> Result<Bytes, Re
         NotReceived::TooLarge { .. } => {
             Refusal::new(Code::ReplyTooLarge, format!("the answer of pod {pod} is above the limit of {max} bytes"))
         }
-        NotReceived::NoRoom(Full { bytes }) => {
+        NotReceived::NoRoom(Full { bytes, .. }) => {
             let message = format!("the answers of other requests take all the room there is, {bytes} bytes");
             Refusal::new(Code::Busy, message)
         }

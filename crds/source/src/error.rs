@@ -21,7 +21,8 @@ pub enum ErrorKind {
     Changed,
     /// More files or bytes than the limits allow.
     TooLarge,
-    /// An access that cannot work as it is written: endpoint, region, credentials.
+    /// An access that cannot work as it is written: an endpoint that is no store, another region or no bucket's name, keys that
+    /// cannot be read.
     Misconfigured,
     /// A scheme that nothing here reads.
     Unsupported,

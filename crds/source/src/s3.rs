@@ -9,6 +9,7 @@ use aws_config::meta::region::RegionProviderChain;
 use aws_config::profile::ProfileFileRegionProvider;
 use aws_credential_types::provider::{self, ProvideCredentials, future};
 use aws_sdk_s3::Client;
+use aws_sdk_s3::config::http::HttpResponse;
 use aws_sdk_s3::config::interceptors::BeforeDeserializationInterceptorContextMut;
 use aws_sdk_s3::config::retry::RetryConfig;
 use aws_sdk_s3::config::timeout::TimeoutConfig;
@@ -268,6 +269,8 @@ fn version(tag: Option<&str>, modified: Option<&DateTime>) -> Version {
     Version { tag: tag.map(str::to_owned), modified_s: modified.map(DateTime::secs) }
 }
 
+/// What went wrong, by what the store answered. A store names its errors; what answers without such a name speaks another
+/// language than S3's.
 fn failed<E>(doing: &str, uri: &SourceUri, error: SdkError<E>) -> SourceError
 where
     E: std::error::Error + ProvideErrorMetadata + Send + Sync + 'static,
@@ -280,28 +283,58 @@ where
         // No connection was tried: the keys could not be found or read.
         SdkError::DispatchFailure(failure) if failure.is_user() => ErrorKind::Misconfigured,
         SdkError::ConstructionFailure(_) => ErrorKind::Misconfigured,
-        _ => match (code.as_deref(), status) {
-            (Some("NoSuchBucket" | "NoSuchKey" | "NotFound"), _) | (_, Some(404)) => ErrorKind::NotFound,
-            (Some("PreconditionFailed"), _) | (_, Some(412 | 416)) => ErrorKind::Changed,
-            (_, Some(401 | 403)) => ErrorKind::Forbidden,
-            (_, Some(301 | 307 | 400)) => ErrorKind::Misconfigured,
-            _ => ErrorKind::Unavailable,
-        },
+        // It broke off.
+        SdkError::ResponseError(_) => ErrorKind::Unavailable,
+        _ => kind_of_answer(code.as_deref(), status),
     };
-    let said = match (&code, status, error.message()) {
-        (Some(code), Some(status), Some(message)) if message != code.as_str() => {
+    let said = match (code.as_deref().map(short), status, error.message().map(short)) {
+        (Some(code), Some(status), Some(message)) if message != code => {
             format!(" (the store says {code}, HTTP {status}: {message})")
         }
         (Some(code), Some(status), _) => format!(" (the store says {code}, HTTP {status})"),
+        (None, Some(status), _) if matches!(error, SdkError::ServiceError(_)) => {
+            format!(" (HTTP {status}, and no answer of an S3 store)")
+        }
         (None, Some(status), _) => format!(" (HTTP {status})"),
         _ => String::new(),
     };
-    let failed = SourceError::new(kind, format!("{doing} '{uri}'{said}"));
+    let pointer = error.raw_response().and_then(pointer).unwrap_or_default();
+    let failed = SourceError::new(kind, format!("{doing} '{uri}'{said}{pointer}"));
     // What the store itself said stands in the message already.
-    if status.is_some() {
+    if code.is_some() {
         return failed;
     }
     failed.because(error.into_source().unwrap_or_else(|error| Box::new(error)))
+}
+
+fn kind_of_answer(code: Option<&str>, status: Option<u16>) -> ErrorKind {
+    match (code, status) {
+        (Some("NoSuchBucket" | "NoSuchKey" | "NotFound"), _) => ErrorKind::NotFound,
+        (Some("PreconditionFailed"), _) | (_, Some(412 | 416)) => ErrorKind::Changed,
+        // Keys that were good once; the other answers with 400 are to what cannot work.
+        (Some("ExpiredToken" | "InvalidToken" | "TokenRefreshRequired"), _) | (_, Some(401 | 403)) => {
+            ErrorKind::Forbidden
+        }
+        // Not this region, not this bucket's name, not this door.
+        (_, Some(301 | 302 | 307 | 308 | 400 | 405)) | (None, Some(200 | 404)) => ErrorKind::Misconfigured,
+        (Some(_), Some(404)) => ErrorKind::NotFound,
+        _ => ErrorKind::Unavailable,
+    }
+}
+
+/// Characters of a store's words that are repeated.
+const WORDS_CHARACTERS_MAX: usize = 300;
+
+/// A store's words in one line.
+fn short(words: &str) -> String {
+    words.chars().map(|word| if word.is_control() { ' ' } else { word }).take(WORDS_CHARACTERS_MAX).collect()
+}
+
+/// Where the store says that the bucket is, or what asks should go.
+fn pointer(answer: &HttpResponse) -> Option<String> {
+    let header = |name| answer.headers().get(name).map(short);
+    let region = header("x-amz-bucket-region").map(|region| format!("; the bucket is in the region '{region}'"));
+    region.or_else(|| header("location").map(|place| format!("; it points to '{place}'")))
 }
 
 #[cfg(test)]

@@ -43,8 +43,6 @@ pub struct App {
     /// What the bodies of requests may take together until they are understood; placements apart.
     pub bodies: Room,
     pub placements: Room,
-    /// For the other routes of whoever has the admin key: no client stands in their way.
-    pub orders: Room,
     /// Requests that may be made into tokens at once.
     pub parsers: Arc<Semaphore>,
     /// Numbers the prompts, so that choices of one prompt can share its pages.
@@ -69,8 +67,8 @@ pub struct Base {
 
 /// A body that does not arrive within this time ends its request.
 const BODY_TIME_MAX: Duration = Duration::from_secs(30);
-/// Bodies are parsed as they are. Small ones go on while large ones, perhaps slow, take all the room.
-const BODY_PRICE: Price = Price { free_bytes: 8 << 10, copies: 1 };
+/// Bodies are parsed as they are.
+const BODY_PRICE: Price = Price { free_bytes: 0, copies: 1 };
 /// How long the rest of a body that is too large is read and thrown away.
 const DISCARD_TIME_MAX: Duration = Duration::from_secs(2);
 
@@ -145,7 +143,7 @@ async fn body(request: Request<Body>, most: usize, room: &Room) -> Result<Receiv
     match tokio::time::timeout(BODY_TIME_MAX, receive(pieces, most, room, BODY_PRICE)).await {
         Ok(received) => received.map_err(|error| match error {
             NotReceived::TooLarge { bytes } => too_large(bytes, most),
-            NotReceived::NoRoom(Full { bytes }) => {
+            NotReceived::NoRoom(Full { bytes, .. }) => {
                 Refusal::busy(format!("the bodies of other requests take all the room there is, {bytes} bytes"))
             }
             NotReceived::Broken(error) => {
