@@ -23,6 +23,9 @@ use serde::{Deserialize, Serialize};
     derive = "PartialEq",
     doc = "A base model: where its weights are, what counts as the same base, and which adapters may be served on it.",
     validation = Rule::new("self.metadata.name.size() <= 63").message("the name of a BaseModel has at most 63 characters"),
+    // One that the weights do not have is a mistake, which may be corrected.
+    validation = Rule::new("!has(oldSelf.spec.digest) || (has(self.spec.digest) && self.spec.digest == oldSelf.spec.digest) || !has(oldSelf.status) || !has(oldSelf.status.digest) || oldSelf.status.digest != oldSelf.spec.digest")
+        .message("spec.digest does not change once the weights have it: other weights are another BaseModel"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason"),
     printcolumn(name = "Architecture", type_ = "string", json_path = ".status.architecture"),
@@ -36,8 +39,6 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("!has(oldSelf.digest) || (has(self.digest) && self.digest == oldSelf.digest)")
-        .message("digest does not change: other weights are another BaseModel"),
     validation = Rule::new("self.source.uri == oldSelf.source.uri || (has(self.digest) && has(oldSelf.digest))")
         .message("source.uri changes only under a digest that says the weights are the same: other weights are another BaseModel")
 )]
@@ -45,7 +46,7 @@ pub struct BaseModelSpec {
     pub source: ModelSource,
     /// What the weights must hash to: the SHA-256 of what `sha256sum` prints for the sorted config, tokenizer and weight
     /// files of the folder. Without it, the digest is pinned at first sight until the annotation `lorafleet.dev/resolve-at`
-    /// changes.
+    /// changes. Once the weights have it (`status.digest`), it does not change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::schema::optional_digest")]
     pub digest: Option<Digest>,
@@ -123,7 +124,7 @@ pub enum WeightFormat {
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("!has(self.maxRank) || !has(self.allowedRanks) || self.allowedRanks.all(rank, rank <= self.maxRank)")
-        .message("an allowed rank is above maxRank")
+        .message(kube::core::Message::Expression("'the allowed rank ' + string(self.allowedRanks.filter(rank, rank > self.maxRank)[0]) + ' is above maxRank, ' + string(self.maxRank)".to_owned()))
 )]
 pub struct AdapterPolicy {
     /// Where adapters may come from. Empty: nowhere.

@@ -64,6 +64,8 @@ pub enum Cause {
     SourceNotFound,
     /// The source refuses the credentials.
     AccessDenied,
+    /// What the spec says of the store cannot work: its endpoint, region or bucket.
+    SourceMisconfigured,
     /// The Secret with the credentials is missing or lacks an entry.
     CredentialsMissing,
     /// No entry of the base's `allowedSources` allows the source.
@@ -96,6 +98,8 @@ pub enum Cause {
     GatewayNotReady,
     /// The API server refused an object that the controller wrote.
     ApplyFailed,
+    /// The operator does not understand a field of the object: it is of another version, or a value is beyond all bounds.
+    Unreadable,
     /// A pod could not be asked.
     PodUnreachable,
     /// A pod answered, and did not take what it was told.

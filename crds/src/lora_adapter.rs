@@ -41,6 +41,7 @@ use crate::AdapterName;
     printcolumn(name = "Since", type_ = "date", json_path = ".status.conditions[?(@.type==\"Ready\")].lastTransitionTime"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(name = "Available", type_ = "string", json_path = ".status.conditions[?(@.type==\"Available\")].status", priority = 1),
+    printcolumn(name = "Served-As", type_ = "string", description = "What clients put into `model`", json_path = ".status.servedName", priority = 1),
     printcolumn(name = "Revision", type_ = "string", json_path = ".status.currentRevision", priority = 1),
     printcolumn(name = "Source", type_ = "string", json_path = ".spec.source.uri", priority = 1),
     printcolumn(name = "Message", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].message", priority = 1)
@@ -128,7 +129,8 @@ pub struct LoraAdapterStatus {
     /// What the digest was computed from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<SourcePin>,
-    /// Fingerprint of all that the verification rested on: source, digests and policy. A change verifies again.
+    /// Fingerprint of all that the verification rested on: source, digests and base, and behind a dash the policy. A change
+    /// verifies again; one of the policy alone does so by what is known of the revision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub verified_for: Option<String>,
@@ -205,6 +207,10 @@ pub struct LoraAdapterStatus {
 pub struct KnownRevision {
     #[schemars(schema_with = "crate::schema::digest")]
     pub digest: Digest,
+    /// Fingerprint of the source, digests and base for which every byte of it was verified.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub verified_for: Option<String>,
     /// `spec.digest` said that it is this one; else it was pinned at first sight, or followed.
     #[serde(default)]
     pub digest_claimed: bool,
@@ -224,7 +230,7 @@ pub struct KnownRevision {
 impl KnownRevision {
     /// What a policy judges of it.
     pub fn traits(&self) -> Traits {
-        let Self { digest: _, digest_claimed: _, declared_base, ranks, weights_bytes, size_bytes: _ } = self;
+        let Self { declared_base, ranks, weights_bytes, .. } = self;
         Traits { ranks: ranks.clone(), base_digest: *declared_base, weights_bytes: *weights_bytes }
     }
 }

@@ -97,12 +97,17 @@ pub(crate) fn optional_label_selector(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// A count or a percentage.
+/// A count or a percentage, as a Deployment takes them.
 pub(crate) fn optional_count_or_percentage(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "x-kubernetes-int-or-string": true,
         "nullable": true,
-        "pattern": "^([0-9]+|[0-9]{1,3}%)$",
+        "maxLength": 4,
+        "pattern": "^([0-9]|[1-9][0-9]|100)%$",
+        "x-kubernetes-validations": [{
+            "rule": "type(self) == string || (self >= 0 && self <= 1000)",
+            "message": "expected pods from 0 to 1000, or a percentage from 0% to 100%",
+        }],
     })
 }
 

@@ -23,7 +23,7 @@ use crate::metrics::Metrics;
 use crate::recheck::Rechecks;
 use crate::settings::{Limits, Settings};
 use crate::source::OpenDoors;
-use crate::status::{Refusals, bare, is_refusal, reduced, refused};
+use crate::status::{Refusals, is_refusal, reductions, refused};
 use crate::watch::{Bells, Stores};
 use crate::{intake, model, pool};
 
@@ -76,8 +76,14 @@ impl ApiError {
 
 impl Context {
     /// Writes a status with server-side apply, as the one owner of what it holds. Where the API server refuses it, a status
-    /// that says so is written instead. Returns whether it was written as it is.
-    pub async fn write_status<K, S>(&self, object: &K, manager: &str, status: &S) -> Result<bool, ApiError>
+    /// that says so is written instead, whose conditions follow on the `old` ones. Returns whether it was written as it is.
+    pub async fn write_status<K, S>(
+        &self,
+        object: &K,
+        manager: &str,
+        old: &[Condition],
+        status: &S,
+    ) -> Result<bool, ApiError>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + std::fmt::Debug,
         S: Serialize,
@@ -100,7 +106,7 @@ impl Context {
             }
             Err(kube::Error::Api(answer)) if is_refusal(&answer) => {
                 tracing::warn!(%kind, name, answer = %answer.message, "the API server refused a status");
-                self.write_refused(object, manager, &status, &answer).await.map_err(doing())?;
+                self.write_refused(object, manager, old, &status, &answer).await.map_err(doing())?;
                 self.refusals.note(&uid, &status, Instant::now());
                 Ok(false)
             }
@@ -108,20 +114,27 @@ impl Context {
         }
     }
 
-    /// Writes that the whole was refused, and of it what the API server takes.
-    async fn write_refused<K>(&self, object: &K, manager: &str, status: &Value, answer: &Status) -> kube::Result<()>
+    /// Writes that the whole was refused, and of it as much as the API server takes.
+    async fn write_refused<K>(
+        &self,
+        object: &K,
+        manager: &str,
+        old: &[Condition],
+        status: &Value,
+        answer: &Status,
+    ) -> kube::Result<()>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + std::fmt::Debug,
     {
-        let generation = object.meta().generation;
-        let said = conditions(&[], &refused(answer), generation, Timestamp::now());
-        let written = match self.patch_status(object, manager, &reduced(status, answer, &said)).await {
-            Err(kube::Error::Api(again)) if is_refusal(&again) => {
-                self.patch_status(object, manager, &bare(generation, &said)).await
+        let said = conditions(old, &refused(answer), object.meta().generation, Timestamp::now());
+        let mut written = Ok(());
+        for less in reductions(status, answer, &said) {
+            written = self.patch_status(object, manager, &less).await;
+            if !matches!(&written, Err(kube::Error::Api(again)) if is_refusal(again)) {
+                break;
             }
-            written => written,
-        };
-        self.tell(object, &[], &said).await;
+        }
+        self.tell(object, old, &said).await;
         written
     }
 

@@ -54,8 +54,10 @@ impl Election {
         while renewed.elapsed() < GIVE_UP_AFTER {
             tokio::time::sleep(if renewed.elapsed() < RENEW_EVERY { RENEW_EVERY } else { RETRY_EVERY }).await;
             let left = GIVE_UP_AFTER.saturating_sub(renewed.elapsed());
+            // The others count from when the renewal was written, which is some time before its answer is here.
+            let asked = Instant::now();
             match tokio::time::timeout(left, self.try_once()).await {
-                Ok(Ok(true)) => renewed = Instant::now(),
+                Ok(Ok(true)) => renewed = asked,
                 Ok(Ok(false)) => return,
                 Ok(Err(error)) => tracing::warn!(%error, "renewing the lease"),
                 Err(_) => tracing::warn!("renewing the lease timed out"),

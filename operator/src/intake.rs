@@ -56,7 +56,7 @@ async fn pass(adapter: &Arc<LoraAdapter>, context: &Arc<Context>) -> Result<Acti
         status.observed_generation = adapter.metadata.generation;
         status.conditions = conditions(old, &plan.stated, adapter.metadata.generation, Timestamp::now());
         if adapter.status.as_ref() != Some(&status) {
-            if !context.write_status(adapter.as_ref(), MANAGER, &status).await? {
+            if !context.write_status(adapter.as_ref(), MANAGER, old, &status).await? {
                 return Ok(Action::requeue(REFUSED_FOR));
             }
             context.tell(adapter.as_ref(), old, &status.conditions).await;

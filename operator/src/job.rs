@@ -44,9 +44,11 @@ pub enum FaultKind {
     Unavailable,
     /// No such object; somebody must put it there.
     NotFound,
-    /// Somebody must change the credentials.
+    /// Somebody must change the credentials, or what they allow.
     AccessDenied,
     CredentialsMissing,
+    /// Somebody must change where the store is said to be.
+    Misconfigured,
 }
 
 struct Entry<T> {
@@ -215,7 +217,9 @@ pub fn retry_in_ms(fault: &Fault, attempts: u32, age_ms: u64, limits: &Limits) -
             let doubled = limits.retry_first.saturating_mul(1 << attempts.saturating_sub(1).min(16));
             doubled.min(limits.retry_longest)
         }
-        FaultKind::NotFound | FaultKind::AccessDenied | FaultKind::CredentialsMissing => limits.retry_absent,
+        FaultKind::NotFound | FaultKind::AccessDenied | FaultKind::CredentialsMissing | FaultKind::Misconfigured => {
+            limits.retry_absent
+        }
     };
     u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).saturating_sub(age_ms)
 }

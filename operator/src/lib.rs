@@ -24,6 +24,7 @@ pub mod settings;
 pub mod shape;
 pub mod source;
 pub mod status;
+pub mod unreadable;
 pub mod watch;
 
 pub use run::{RunError, run};

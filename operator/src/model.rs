@@ -47,7 +47,7 @@ async fn pass(base: &Arc<BaseModel>, context: &Arc<Context>) -> Result<Action, A
     status.observed_generation = base.metadata.generation;
     status.conditions = conditions(old, &plan.stated, base.metadata.generation, Timestamp::now());
     if base.status.as_ref() != Some(&status) {
-        if !context.write_status(base.as_ref(), MANAGER, &status).await? {
+        if !context.write_status(base.as_ref(), MANAGER, old, &status).await? {
             return Ok(Action::requeue(REFUSED_FOR));
         }
         context.tell(base.as_ref(), old, &status.conditions).await;

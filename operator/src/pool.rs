@@ -55,8 +55,8 @@ async fn pass(pool: &ServingPool, context: &Context) -> Result<Action, ApiError>
     let applied = apply::apply(pool, &seen, &plan, context).await;
     show(pool, &plan, context);
     let (status, pace) = status(&seen.observed, &plan, &applied, Timestamp::now());
-    if pool.status.as_ref() != Some(&status) && context.write_status(pool, MANAGER, &status).await? {
-        let old = pool.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let old = pool.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    if pool.status.as_ref() != Some(&status) && context.write_status(pool, MANAGER, old, &status).await? {
         context.tell(pool, old, &status.conditions).await;
     }
     Ok(Action::requeue(match pace {

@@ -22,7 +22,7 @@ use crate::settings::{Limits, Settings};
 use crate::source::OpenDoors;
 use crate::status::Refusals;
 use crate::watch::{Queues, StoreLost, bells, start};
-use crate::{http, intake, model, pool};
+use crate::{http, intake, model, pool, unreadable};
 
 /// Why the operator ended.
 #[derive(Debug, thiserror::Error)]
@@ -124,12 +124,13 @@ async fn lead(client: Client, settings: Settings, metrics: Arc<Metrics>, identit
         bells,
         metrics,
     });
-    let Queues { model, intake, pool } = queues;
+    let Queues { model, intake, pool, unreadable } = queues;
     let stores = &context.stores;
     tokio::select! {
         () = controller(stores.base_models.clone(), model, &context, model::reconcile) => {}
         () = controller(stores.adapters.clone(), intake, &context, intake::reconcile) => {}
         () = controller(stores.pools.clone(), pool, &context, pool::reconcile) => {}
+        () = unreadable::say(context.client.clone(), unreadable) => {}
         () = tidy(&context) => {}
     }
     Err(RunError::ControllerEnded)

@@ -40,8 +40,8 @@ pub struct Settings {
     /// Seconds between two looks at a source that was judged: whether its files are still the same.
     #[arg(long, env = "LORAFLEET_SOURCE_CHECK_S", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub source_check_s: u32,
-    /// Bytes that the reports of all engine pods may take together, about 500 for each adapter of each pod; a report for which
-    /// there is no room leaves its pod unreachable.
+    /// Bytes that the reports of all engine pods may take together, about 500 for each adapter of each pod, of which one pool of
+    /// several may have half; a report for which there is no room leaves its pod unreachable.
     #[arg(long, env = "LORAFLEET_REPORTS_BYTES_MAX", default_value_t = 64 << 20, value_parser = clap::value_parser!(u64).range(1 << 20..=1 << 40))]
     pub reports_bytes_max: u64,
     /// Seconds between two looks at a pool in which nothing happens.

@@ -40,6 +40,12 @@ impl Door {
             secret: credentials_secret_ref.map(|secret| secret.name),
         }
     }
+
+    /// All of it but the prefix: another one that is reached in the same way shows the same.
+    pub fn store(&self) -> impl serde::Serialize {
+        let Self { namespace, prefix: _, endpoint, region, secret } = self;
+        (namespace, endpoint, region, secret)
+    }
 }
 
 /// Doors that stay open for a while: many sources lie behind the same one.
@@ -208,7 +214,8 @@ impl From<SourceError> for ReadEnd {
         match error.kind {
             ErrorKind::Timeout | ErrorKind::Unavailable | ErrorKind::Changed => fault(FaultKind::Unavailable),
             ErrorKind::NotFound => fault(FaultKind::NotFound),
-            ErrorKind::Forbidden | ErrorKind::Misconfigured => fault(FaultKind::AccessDenied),
+            ErrorKind::Forbidden => fault(FaultKind::AccessDenied),
+            ErrorKind::Misconfigured => fault(FaultKind::Misconfigured),
             ErrorKind::NotAllowed | ErrorKind::TooLarge | ErrorKind::Unsupported => {
                 Self::Refused { reason: error.kind.as_str().to_owned(), message, digest: None }
             }
@@ -223,6 +230,7 @@ pub fn cause(kind: FaultKind) -> Cause {
         FaultKind::NotFound => Cause::SourceNotFound,
         FaultKind::AccessDenied => Cause::AccessDenied,
         FaultKind::CredentialsMissing => Cause::CredentialsMissing,
+        FaultKind::Misconfigured => Cause::SourceMisconfigured,
     }
 }
 
@@ -231,15 +239,29 @@ pub fn stalls(kind: FaultKind) -> bool {
     kind != FaultKind::Unavailable
 }
 
-/// A fault for people. One that somebody must mend may be mended at the source, where nobody tells us: it is looked for
-/// again.
-pub fn words(fault: &Fault) -> String {
+/// Whose source it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    Adapter,
+    Base,
+}
+
+/// A fault for people: what to do about one that somebody must mend. It may be mended at the source, where nobody tells us:
+/// it is looked for again.
+pub fn words(fault: &Fault, whose: Whose) -> String {
     let Fault { kind, message } = fault;
-    let nothing = if *kind == FaultKind::NotFound { "there is no adapter: " } else { "" };
-    match stalls(*kind) {
-        true => format!("{nothing}{message}; tried again every {} s", Limits::DEFAULT.retry_absent.as_secs()),
-        false => message.clone(),
-    }
+    let (what, place) = match whose {
+        Whose::Adapter => ("adapter", "the base's entry of adapterPolicy.allowedSources"),
+        Whose::Base => ("base", "spec.source"),
+    };
+    let said = match kind {
+        FaultKind::Unavailable => return message.clone(),
+        FaultKind::NotFound => format!("there is no {what}: {message}"),
+        FaultKind::AccessDenied => format!("{message}; look at the keys of {place}, and at what they allow"),
+        FaultKind::CredentialsMissing => message.clone(),
+        FaultKind::Misconfigured => format!("{message}; look at the bucket, and at endpoint and region of {place}"),
+    };
+    format!("{said}; tried again every {} s", Limits::DEFAULT.retry_absent.as_secs())
 }
 
 /// A file as a status names it, within the lengths of its schema: a store may choose any.
@@ -252,4 +274,32 @@ pub fn source_file(file: &FileInfo) -> SourceFile {
 pub fn resolve_at(object: &impl ResourceExt) -> Option<String> {
     let word = object.annotations().get(names::RESOLVE_AT_ANNOTATION)?;
     Some(if word.chars().count() <= 256 { word.clone() } else { short_hash(word) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_endpoint_that_is_none_is_no_matter_of_keys() {
+        let prefix: SourceUri = "s3://adapters/team".parse().unwrap();
+        let credentials = Credentials::Static {
+            access_key_id: "id".to_owned(),
+            secret_access_key: "key".to_owned(),
+            session_token: None,
+        };
+        let access =
+            Access { prefix: prefix.clone(), endpoint: Some("s3.example:9000".to_owned()), region: None, credentials };
+        let error = Sources::new([access], ReadLimits::default()).list(&prefix).await.unwrap_err();
+        let ReadEnd::Fault(fault) = ReadEnd::from(error) else { panic!("it is not final") };
+        assert_eq!(cause(fault.kind), Cause::SourceMisconfigured);
+        let said = words(&fault, Whose::Base);
+        assert!(
+            said.starts_with("the endpoint 's3.example:9000' of the source prefix 's3://adapters/team' is no"),
+            "{said}"
+        );
+        assert!(
+            said.ends_with("look at the bucket, and at endpoint and region of spec.source; tried again every 30 s")
+        );
+    }
 }

@@ -1,6 +1,6 @@
 //! Statuses that the API server refuses: what is written instead, so that no status stays as it was for ever.
 //!
-//! What is refused is written once more without the fields that the API server names, and with its words; then not again
+//! What is refused is written once more with the API server's words and with less, as much less as it takes; then not again
 //! before the status changes or some time has gone by. Pure, but for the memory of what was refused.
 
 use std::collections::HashMap;
@@ -34,24 +34,41 @@ pub fn refused(answer: &Answer) -> [Stated; 3] {
     ]
 }
 
-/// The status without the fields that the answer names, and with these conditions alone. What is served is served still:
-/// others act on what stays.
-pub fn reduced(status: &Value, answer: &Answer, conditions: &[Condition]) -> Value {
+/// Fields that people read and nobody acts on.
+const FOR_PEOPLE: [&str; 10] = [
+    "adapterBytesPerRank",
+    "adapters",
+    "alpha",
+    "kvBytesPerToken",
+    "pools",
+    "rank",
+    "ranks",
+    "served",
+    "sizeBytes",
+    "targetModules",
+];
+
+/// The status with these conditions and with less, to be written one after the other until one is taken: without the fields
+/// that the answer names; without those that are for people alone, since pods and gateways act on the others; with nothing.
+pub fn reductions(status: &Value, answer: &Answer, conditions: &[Condition]) -> [Value; 3] {
     let causes = answer.details.iter().flat_map(|details| &details.causes);
     let named = |field: &str| {
         let mut path = field.strip_prefix("status.")?.split(['.', '[']);
         path.next().map(str::to_owned)
     };
     let named: Vec<String> = causes.filter_map(|cause| named(&cause.field)).collect();
-    let mut kept = status.as_object().cloned().unwrap_or_default();
-    kept.retain(|field, _| !named.contains(field));
-    kept.insert("conditions".to_owned(), serde_json::json!(conditions));
-    Value::Object(kept)
-}
-
-/// The least that a status can say.
-pub fn bare(generation: Option<i64>, conditions: &[Condition]) -> Value {
-    serde_json::json!({ "observedGeneration": generation, "conditions": conditions })
+    let without = |left_out: &dyn Fn(&str) -> bool| {
+        let mut kept = status.as_object().cloned().unwrap_or_default();
+        kept.retain(|field, _| !left_out(field));
+        kept.insert("conditions".to_owned(), serde_json::json!(conditions));
+        Value::Object(kept)
+    };
+    let is_named = |field: &str| named.iter().any(|name| name == field);
+    [
+        without(&is_named),
+        without(&|field| is_named(field) || FOR_PEOPLE.contains(&field)),
+        without(&|field| field != "observedGeneration"),
+    ]
 }
 
 /// Statuses that were refused a moment ago, by uid of the object.
@@ -114,35 +131,63 @@ mod tests {
     #[test]
     fn what_is_refused_is_left_out_and_said() {
         let status = json!({
-            "observedGeneration": 3, "source": { "resolveAt": "x" }, "currentRevision": "sha256:a",
+            "observedGeneration": 3, "source": { "resolveAt": "x" }, "currentRevision": "sha256:a", "sizeBytes": 7,
             "pools": [{ "name": "chat" }],
             "conditions": [{ "type": "Ready", "status": "True" }, { "type": "Placed", "status": "True" }],
         });
         let now = Timestamp::from_second(10).unwrap();
-        for (fields, kept) in [
-            (&["status.source.resolveAt"][..], &["conditions", "currentRevision", "observedGeneration", "pools"][..]),
-            (&["status.pools[0].name", "status.source"], &["conditions", "currentRevision", "observedGeneration"]),
-            (&["<nil>"], &["conditions", "currentRevision", "observedGeneration", "pools", "source"]),
-        ] {
+        let cases: [(&[&str], [&str; 3]); 3] = [
+            (
+                &["status.source.resolveAt"],
+                [
+                    "conditions currentRevision observedGeneration pools sizeBytes",
+                    "conditions currentRevision observedGeneration",
+                    "conditions observedGeneration",
+                ],
+            ),
+            (
+                &["status.pools[0].name", "status.sizeBytes"],
+                [
+                    "conditions currentRevision observedGeneration source",
+                    "conditions currentRevision observedGeneration source",
+                    "conditions observedGeneration",
+                ],
+            ),
+            // As admission policies and webhooks answer.
+            (
+                &["<nil>", ""],
+                [
+                    "conditions currentRevision observedGeneration pools sizeBytes source",
+                    "conditions currentRevision observedGeneration source",
+                    "conditions observedGeneration",
+                ],
+            ),
+        ];
+        for (fields, expected) in cases {
             let answer = answer(fields);
             let said = conditions(&[], &refused(&answer), Some(3), now);
-            let written = reduced(&status, &answer, &said);
-            let mut found: Vec<&String> = written.as_object().unwrap().keys().collect();
-            found.sort();
-            assert_eq!(found, kept, "{fields:?}");
-            let words = written["conditions"].as_array().unwrap().iter();
-            let words: Vec<_> =
-                words.map(|said| format!("{}={} {}", said["type"], said["status"], said["reason"])).collect();
-            assert_eq!(
-                words,
-                [
-                    r#""Ready"="False" "ApplyFailed""#,
-                    r#""Reconciling"="False" "ApplyFailed""#,
-                    r#""Stalled"="True" "ApplyFailed""#
-                ]
-            );
-            let message = written["conditions"][0]["message"].as_str().unwrap();
-            assert!(message.ends_with("is invalid: status.source.resolveAt: Too long"), "{message}");
+            let written = reductions(&status, &answer, &said);
+            let kept = written.each_ref().map(|less| {
+                let mut fields: Vec<&str> = less.as_object().unwrap().keys().map(String::as_str).collect();
+                fields.sort_unstable();
+                fields.join(" ")
+            });
+            assert_eq!(kept, expected, "{fields:?}");
+            for less in written {
+                let words = less["conditions"].as_array().unwrap().iter();
+                let words: Vec<_> =
+                    words.map(|said| format!("{}={} {}", said["type"], said["status"], said["reason"])).collect();
+                assert_eq!(
+                    words,
+                    [
+                        r#""Ready"="False" "ApplyFailed""#,
+                        r#""Reconciling"="False" "ApplyFailed""#,
+                        r#""Stalled"="True" "ApplyFailed""#
+                    ]
+                );
+                let message = less["conditions"][0]["message"].as_str().unwrap();
+                assert!(message.ends_with("is invalid: status.source.resolveAt: Too long"), "{message}");
+            }
         }
     }
 

@@ -9,7 +9,9 @@ use futures::{Stream, StreamExt};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service, ServiceAccount};
 use k8s_openapi::api::rbac::v1::RoleBinding;
-use kube::core::PartialObjectMeta;
+use kube::core::error_boundary::InvalidObject;
+use kube::core::{ApiResource, DeserializeGuard, PartialObjectMeta};
+use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{ObjectRef, Store, store};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
@@ -17,13 +19,15 @@ use lorafleet_crds::{BaseModel, LoraAdapter, ServingPool, names};
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use crate::unreadable::Unreadable;
+
 /// Everything that is known of the cluster without asking.
 #[derive(Clone)]
 pub struct Stores {
     pub base_models: Store<BaseModel>,
     pub adapters: Store<LoraAdapter>,
     pub pools: Store<ServingPool>,
-    /// Engine pods only.
+    /// Of engines and gateways.
     pub pods: Store<Pod>,
     pub deployments: Store<Deployment>,
     pub services: Store<PartialObjectMeta<Service>>,
@@ -39,6 +43,7 @@ pub struct Bells {
     pub model: UnboundedSender<ObjectRef<BaseModel>>,
     pub intake: UnboundedSender<ObjectRef<LoraAdapter>>,
     pub pool: UnboundedSender<ObjectRef<ServingPool>>,
+    pub unreadable: UnboundedSender<Unreadable>,
 }
 
 /// The other ends of [`Bells`].
@@ -46,13 +51,16 @@ pub struct Queues {
     pub model: UnboundedReceiver<ObjectRef<BaseModel>>,
     pub intake: UnboundedReceiver<ObjectRef<LoraAdapter>>,
     pub pool: UnboundedReceiver<ObjectRef<ServingPool>>,
+    pub unreadable: UnboundedReceiver<Unreadable>,
 }
 
 pub fn bells() -> (Bells, Queues) {
     let (model, model_queue) = unbounded_channel();
     let (intake, intake_queue) = unbounded_channel();
     let (pool, pool_queue) = unbounded_channel();
-    (Bells { model, intake, pool }, Queues { model: model_queue, intake: intake_queue, pool: pool_queue })
+    let (unreadable, unreadable_queue) = unbounded_channel();
+    let queues = Queues { model: model_queue, intake: intake_queue, pool: pool_queue, unreadable: unreadable_queue };
+    (Bells { model, intake, pool, unreadable }, queues)
 }
 
 impl Bells {
@@ -74,18 +82,11 @@ impl Bells {
 pub async fn start(client: &Client, bells: &Bells) -> Result<Stores, StoreLost> {
     let everything = watcher::Config::default();
     let ours = everything.clone().labels(&format!("{}={}", names::MANAGED_BY_LABEL, names::MANAGED_BY));
-    let engines = ours.clone().labels(&format!(
-        "{}={},{}={}",
-        names::MANAGED_BY_LABEL,
-        names::MANAGED_BY,
-        names::COMPONENT_LABEL,
-        names::ENGINE_COMPONENT
-    ));
     let (base_models, base_writer) = store();
     let (adapters, adapter_writer) = store();
     let (pools, pool_writer) = store();
     let stores = Stores {
-        pods: whole(client, engines, ring_pool_of(bells)),
+        pods: whole(client, ours.clone(), ring_pool_of(bells)),
         deployments: whole(client, ours.clone(), ring_pool_of(bells)),
         services: metadata(client, ours.clone(), bells),
         config_maps: metadata(client, ours.clone(), bells),
@@ -98,15 +99,13 @@ pub async fn start(client: &Client, bells: &Bells) -> Result<Stores, StoreLost> 
     };
     let known = stores.clone();
     let ring = bells.clone();
-    keep(watcher(Api::all(client.clone()), everything.clone()), base_writer, move |_, base| {
-        known.base_changed(base, &ring)
-    });
+    keep(ours_of(client, &everything), base_writer, guarded(bells), move |_, base| known.base_changed(base, &ring));
     let (known, ring) = (stores.clone(), bells.clone());
-    keep(watcher(Api::all(client.clone()), everything.clone()), adapter_writer, move |_, adapter| {
+    keep(ours_of(client, &everything), adapter_writer, guarded(bells), move |_, adapter| {
         known.adapter_changed(adapter, &ring);
     });
     let (known, ring) = (stores.clone(), bells.clone());
-    keep(watcher(Api::all(client.clone()), everything), pool_writer, move |before, pool| {
+    keep(ours_of(client, &everything), pool_writer, guarded(bells), move |before, pool| {
         if asks_otherwise(before, pool) {
             known.pool_changed(pool, &ring);
         }
@@ -219,6 +218,29 @@ fn ring_pool_of<K: Resource>(bells: &Bells) -> impl Fn(Option<&K>, &K) + Send + 
     }
 }
 
+/// All objects of one of our kinds, each of which may be one that cannot be read.
+fn ours_of<K>(
+    client: &Client,
+    config: &watcher::Config,
+) -> impl Stream<Item = watcher::Result<watcher::Event<DeserializeGuard<K>>>> + Send + 'static
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
+{
+    watcher(Api::<DeserializeGuard<K>>::all(client.clone()), config.clone())
+}
+
+/// Hands over what can be read, and says what cannot.
+fn guarded<K: Resource<DynamicType = ()>>(bells: &Bells) -> impl Fn(DeserializeGuard<K>) -> Option<K> + Send + 'static {
+    let unreadable = bells.unreadable.clone();
+    move |DeserializeGuard(read)| match read {
+        Ok(object) => Some(object),
+        Err(InvalidObject { error, metadata }) => {
+            let _ = unreadable.send(Unreadable { resource: ApiResource::erase::<K>(&()), metadata, error });
+            None
+        }
+    }
+}
+
 fn whole<K>(
     client: &Client,
     config: watcher::Config,
@@ -228,7 +250,7 @@ where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
 {
     let (reader, writer) = store();
-    keep(watcher(Api::all(client.clone()), config), writer, changed);
+    keep(watcher(Api::all(client.clone()), config), writer, Some, changed);
     reader
 }
 
@@ -237,17 +259,19 @@ where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
 {
     let (reader, writer) = store();
-    keep(watcher(Api::<PartialObjectMeta<K>>::all(client.clone()), config), writer, ring_pool_of(bells));
+    keep(watcher(Api::<PartialObjectMeta<K>>::all(client.clone()), config), writer, Some, ring_pool_of(bells));
     reader
 }
 
 /// Fills the store from the stream for as long as the process lives, and says of every object that changed or went what it
-/// was before, if that is known, and what it is now.
-fn keep<K>(
-    stream: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send + 'static,
-    mut writer: kube::runtime::reflector::store::Writer<K>,
+/// was before, if that is known, and what it is now. What `read` does not hand over is not there.
+fn keep<G, K>(
+    stream: impl Stream<Item = watcher::Result<watcher::Event<G>>> + Send + 'static,
+    mut writer: Writer<K>,
+    read: impl Fn(G) -> Option<K> + Send + 'static,
     changed: impl Fn(Option<&K>, &K) + Send + Sync + 'static,
 ) where
+    G: Resource + Send + 'static,
     K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
 {
     let stream = stream.default_backoff().modify(|object| {
@@ -259,26 +283,62 @@ fn keep<K>(
         while let Some(event) = stream.next().await {
             match event {
                 Ok(event) => {
-                    let before = match &event {
-                        watcher::Event::Apply(object) => writer.as_reader().get(&ObjectRef::from_obj(object)),
-                        _ => None,
-                    };
-                    writer.apply_watcher_event(&event);
-                    match &event {
-                        // During a listing nothing is in the store yet; all that it holds is told at the end.
-                        watcher::Event::Init | watcher::Event::InitApply(_) => {}
-                        watcher::Event::InitDone => {
-                            writer.as_reader().state().iter().for_each(|object| changed(None, object));
-                        }
-                        watcher::Event::Apply(object) | watcher::Event::Delete(object) => {
-                            changed(before.as_deref(), object);
-                        }
+                    if let Some(event) = readable(event, &read, &writer.as_reader()) {
+                        take(event, &mut writer, &changed);
                     }
                 }
                 Err(error) => tracing::warn!(kind = %K::kind(&()), %error, "watching"),
             }
         }
     });
+}
+
+/// The event as it concerns what can be read: what was known and cannot be read any more has gone.
+fn readable<G: Resource, K>(
+    event: watcher::Event<G>,
+    read: impl Fn(G) -> Option<K>,
+    known: &Store<K>,
+) -> Option<watcher::Event<K>>
+where
+    K: Resource<DynamicType = ()> + Clone,
+{
+    use watcher::Event::{Apply, Delete, Init, InitApply, InitDone};
+    let reference = |object: &G| {
+        let meta = object.meta();
+        ObjectRef::new(meta.name.as_deref().unwrap_or_default()).within(meta.namespace.as_deref().unwrap_or_default())
+    };
+    let gone = |reference| known.get(&reference).map(|before| Delete(before.as_ref().clone()));
+    match event {
+        Init => Some(Init),
+        InitDone => Some(InitDone),
+        InitApply(object) => read(object).map(InitApply),
+        Apply(object) => {
+            let reference = reference(&object);
+            read(object).map(Apply).or_else(|| gone(reference))
+        }
+        Delete(object) => gone(reference(&object)),
+    }
+}
+
+fn take<K>(event: watcher::Event<K>, writer: &mut Writer<K>, changed: impl Fn(Option<&K>, &K))
+where
+    K: Resource<DynamicType = ()> + Clone,
+{
+    let before = match &event {
+        watcher::Event::Apply(object) => writer.as_reader().get(&ObjectRef::from_obj(object)),
+        _ => None,
+    };
+    writer.apply_watcher_event(&event);
+    match &event {
+        // During a listing nothing is in the store yet; all that it holds is told at the end.
+        watcher::Event::Init | watcher::Event::InitApply(_) => {}
+        watcher::Event::InitDone => {
+            writer.as_reader().state().iter().for_each(|object| changed(None, object));
+        }
+        watcher::Event::Apply(object) | watcher::Event::Delete(object) => {
+            changed(before.as_deref(), object);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -332,5 +392,43 @@ mod tests {
             assert_eq!(concerns(&adapter("a", served, status), &waiting), matters, "{served} {status}");
         }
         assert!(!concerns(&waiting, &waiting));
+    }
+
+    /// A pool that no type here holds hides no other, and is told of; one that was known before has gone.
+    #[tokio::test]
+    async fn what_cannot_be_read_hides_nothing_else() {
+        use watcher::Event::{Apply, Init, InitApply, InitDone};
+        let pool = |name: &str, surge: i64| -> DeserializeGuard<ServingPool> {
+            serde_json::from_value(serde_json::json!({
+                "apiVersion": "lorafleet.dev/v1alpha1", "kind": "ServingPool",
+                "metadata": { "name": name, "namespace": "demo", "uid": name, "generation": 2 },
+                "spec": { "baseModelRef": { "name": "base" }, "upgrade": { "maxSurge": surge } },
+            }))
+            .unwrap()
+        };
+        let (bells, mut queues) = bells();
+        let (reader, writer) = store::<ServingPool>();
+        let (told, mut changes) = unbounded_channel();
+        let events = [
+            Init,
+            InitApply(pool("good", 1)),
+            InitApply(pool("bad", 3_000_000_000)),
+            InitDone,
+            Apply(pool("later", 1)),
+            Apply(pool("later", i64::MAX)),
+        ];
+        let stream = futures::stream::iter(events.map(Ok)).chain(futures::stream::pending());
+        keep(stream, writer, guarded(&bells), move |_, pool: &ServingPool| drop(told.send(pool.name_any())));
+        reader.wait_until_ready().await.unwrap();
+        for name in ["good", "later", "later"] {
+            assert_eq!(changes.recv().await.as_deref(), Some(name));
+        }
+        let names: Vec<String> = reader.state().iter().map(|pool| pool.name_any()).collect();
+        assert_eq!(names, ["good"]);
+        for name in ["bad", "later"] {
+            let Unreadable { resource, metadata, error } = queues.unreadable.recv().await.unwrap();
+            assert_eq!((resource.kind.as_str(), metadata.name.as_deref()), ("ServingPool", Some(name)));
+            assert!(error.contains("integer"), "{error}");
+        }
     }
 }

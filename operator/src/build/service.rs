@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
 use lorafleet_crds::{GatewayServiceType, ServingPool, names};
 
-use super::{ENGINE_PORT, GATEWAY_METRICS_PORT, GATEWAY_PORT, metadata, selector_labels};
+use super::{ENGINE_PORT, GATEWAY_PORT, metadata, selector_labels};
 
 /// Headless: the gateway picks the pod itself, and needs their addresses.
 pub(super) fn engine(pool: &ServingPool) -> Service {
@@ -33,10 +33,8 @@ pub(super) fn gateway(pool: &ServingPool) -> Service {
         spec: Some(ServiceSpec {
             type_: Some(type_.to_owned()),
             selector: Some(selector_labels(pool, names::GATEWAY_COMPONENT)),
-            ports: Some(vec![
-                port("http", 80, GATEWAY_PORT),
-                port("metrics", GATEWAY_METRICS_PORT, GATEWAY_METRICS_PORT),
-            ]),
+            // Not the port of the metrics, which asks for no key: who scrapes them finds the pods.
+            ports: Some(vec![port("http", 80, GATEWAY_PORT)]),
             ..ServiceSpec::default()
         }),
         status: None,

@@ -19,8 +19,10 @@ pub struct Gate {
 /// What a read needs to know.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Order {
-    /// Names all that the verification rests on.
+    /// Names all that the verification rests on: `content`, and the policy.
     pub fingerprint: String,
+    /// Names all that it rests on but for the policy: the place, what is said of its content, and the base.
+    pub content: String,
     pub uri: SourceUri,
     pub door: Door,
     pub claims: Claims,
@@ -130,11 +132,13 @@ fn order(
     let door = Door::new(&base.namespace().unwrap_or_default(), &entry.prefix, &entry.access);
     let spec = &adapter.spec;
     let asked = (uri.to_string(), spec.source.follow, resolve_at(adapter), spec.digest, spec.base_model_digest);
-    let fingerprint = short_hash(&(asked, &door, &policy, &shape));
+    let content = short_hash(&(asked, door.store(), base_digest, &shape));
+    let fingerprint = format!("{content}-{}", short_hash(&policy));
     let pin = pin(adapter, uri);
     let pinned = pin.map(|(digest, _)| digest).filter(|_| !spec.source.follow);
     Order {
         fingerprint,
+        content,
         uri: uri.clone(),
         door,
         claims: Claims { digest: spec.digest.or(pinned), base_digest: spec.base_model_digest },

@@ -15,7 +15,7 @@ use crate::conditions::Stated;
 use crate::job::{Fault, JobState, retry_in_ms};
 use crate::recheck::{Next, listing};
 use crate::settings::Limits;
-use crate::source::{cause, resolve_at, stalls, words};
+use crate::source::{Whose, cause, resolve_at, stalls, words};
 
 /// Placements that a status shows, of all pools together. With the longest names and errors they take half a megabyte.
 const PLACEMENTS_SHOWN_MAX: usize = 512;
@@ -55,11 +55,11 @@ pub(super) enum Standing {
 pub fn plan(observed: &Observed, limits: &Limits) -> Plan {
     let adapter = &observed.adapter;
     let gate = gate(adapter, observed.base.as_ref(), &observed.rivals, &observed.source_caps);
-    let Stand { standing, read, look, again_in_ms } = match &gate {
+    let Stand { standing, outcome, read, look, again_in_ms } = match &gate {
         Err(barred) => Stand::at(Standing::Barred(barred.clone())),
         Ok(gate) => stand(observed, gate, limits),
     };
-    let mut status = facts(observed, &gate, &standing);
+    let mut status = facts(observed, &gate, &standing, outcome);
     let rollout = rollout(observed, &standing, status.digest);
     let Rollout { current, current_terms, candidate, retiring, served, pools, stated } = rollout;
     status.current_revision = current;
@@ -111,16 +111,29 @@ fn milliseconds_until(time: &Time, now_s: i64) -> u64 {
 }
 
 /// Where the spec's revision stands, and what is to be done about its source.
-struct Stand {
+struct Stand<'a> {
     standing: Standing,
+    /// The read that has just shown it.
+    outcome: Option<&'a Outcome>,
     read: Option<Order>,
     look: Option<Order>,
     again_in_ms: Option<u64>,
 }
 
-impl Stand {
+impl<'a> Stand<'a> {
     fn at(standing: Standing) -> Self {
-        Self { standing, read: None, look: None, again_in_ms: None }
+        Self { standing, outcome: None, read: None, look: None, again_in_ms: None }
+    }
+
+    fn shown_by(outcome: &'a Outcome) -> Self {
+        let standing = match outcome {
+            Outcome::Verified(_) => Standing::Verified,
+            Outcome::Refused { reason, message, same_files, digest, .. } => {
+                let (reason, message) = (reason.clone(), message.clone());
+                Standing::Refused { reason, message, same_files: *same_files, found: found(*digest) }
+            }
+        };
+        Self { outcome: Some(outcome), ..Self::at(standing) }
     }
 
     fn reading(order: &Order) -> Self {
@@ -128,7 +141,7 @@ impl Stand {
     }
 }
 
-fn stand(observed: &Observed, gate: &Gate, limits: &Limits) -> Stand {
+fn stand<'a>(observed: &'a Observed, gate: &Gate, limits: &Limits) -> Stand<'a> {
     let order = &gate.order;
     if let Some(known) = remembered(&observed.adapter, gate) {
         return match observed.recheck.next() {
@@ -137,33 +150,39 @@ fn stand(observed: &Observed, gate: &Gate, limits: &Limits) -> Stand {
             Next::Rest(again_in_ms) => Stand { again_in_ms, ..Stand::at(known) },
         };
     }
-    if let Some(refused) = outlawed(observed, order) {
-        return Stand::at(refused);
-    }
-    match &observed.job {
-        JobState::Idle => Stand::reading(order),
-        JobState::Running => Stand::at(Standing::Reading),
-        JobState::Failed { fault, attempts, age_ms } => {
+    match (&observed.job, judged_by_memory(observed, order)) {
+        (JobState::Done(outcome), _) => Stand::shown_by(outcome),
+        (_, Some(judged)) => Stand::at(judged),
+        (JobState::Idle, None) => Stand::reading(order),
+        (JobState::Running, None) => Stand::at(Standing::Reading),
+        (JobState::Failed { fault, attempts, age_ms }, None) => {
             let standing = Standing::Fault(fault.clone());
             match retry_in_ms(fault, *attempts, *age_ms, limits) {
                 0 => Stand { read: Some(order.clone()), ..Stand::at(standing) },
                 wait_ms => Stand { again_in_ms: Some(wait_ms), ..Stand::at(standing) },
             }
         }
-        JobState::Done(Outcome::Verified(_)) => Stand::at(Standing::Verified),
-        JobState::Done(Outcome::Refused { reason, message, same_files, digest, .. }) => {
-            let (reason, message) = (reason.clone(), message.clone());
-            Stand::at(Standing::Refused { reason, message, same_files: *same_files, found: found(*digest) })
-        }
     }
 }
 
-/// What is known of the pinned content is enough to see that the policy forbids it by now, whether or not the source can
-/// be read.
-fn outlawed(observed: &Observed, order: &Order) -> Option<Standing> {
-    let pinned = observed.adapter.status.as_ref().filter(|_| order.pinned)?.digest?;
-    let Forbidden { reason, message } = judge::content(&observed.adapter, observed.base.as_ref()?, pinned)?;
-    Some(Standing::Refused { reason, message, same_files: true, found: found(Some(pinned)) })
+/// What is remembered of the content that is pinned is enough for a changed policy, whether or not the source can be read:
+/// to see that it is forbidden by now, and where nothing but the policy has changed since it was verified, that it is not.
+fn judged_by_memory(observed: &Observed, order: &Order) -> Option<Standing> {
+    let status = observed.adapter.status.as_ref()?;
+    let digest = status.digest?;
+    let known = status.revision(digest).is_some_and(|known| known.verified_for.as_ref() == Some(&order.content));
+    // What was judged last may be other files, which a changed policy may let pass.
+    let judged_last = !order.pinned_files.is_empty() && status.source_listing == Some(listing(&order.pinned_files));
+    let same_content = known && judged_last;
+    if !order.pinned && !same_content {
+        return None;
+    }
+    match judge::content(&observed.adapter, observed.base.as_ref()?, digest) {
+        Some(Forbidden { reason, message }) => {
+            Some(Standing::Refused { reason, message, same_files: true, found: found(Some(digest)) })
+        }
+        None => same_content.then_some(Standing::Verified),
+    }
 }
 
 fn found(digest: Option<Digest>) -> String {
@@ -176,7 +195,8 @@ fn found(digest: Option<Digest>) -> String {
 /// The judgement that the status already holds for the same inputs.
 fn remembered(adapter: &LoraAdapter, gate: &Gate) -> Option<Standing> {
     let status = adapter.status.as_ref()?;
-    if status.verified_for.as_ref() != Some(&gate.order.fingerprint) {
+    // Without the files that it is about, it was made before a read of the source had ended.
+    if status.verified_for.as_ref() != Some(&gate.order.fingerprint) || status.source_listing.is_none() {
         return None;
     }
     let verified = find(&status.conditions, ConditionType::Verified)?;
@@ -195,26 +215,31 @@ fn remembered(adapter: &LoraAdapter, gate: &Gate) -> Option<Standing> {
 }
 
 /// What the status says of the adapter itself.
-fn facts(observed: &Observed, gate: &Result<Gate, Barred>, standing: &Standing) -> LoraAdapterStatus {
+fn facts(
+    observed: &Observed,
+    gate: &Result<Gate, Barred>,
+    standing: &Standing,
+    outcome: Option<&Outcome>,
+) -> LoraAdapterStatus {
     let adapter = &observed.adapter;
     let old = adapter.status.clone().unwrap_or_default();
     let Ok(gate) = gate else {
-        // It is not known any more whether any of it is so, except for what is pinned.
-        return keep_pin(old, true);
+        // It is not known any more whether any of it is so, except for what is pinned and what its files were.
+        let source_listing = old.source_listing.clone();
+        return LoraAdapterStatus { source_listing, ..keep_pin(old, true) };
     };
     let pinned = pin(adapter, &gate.uri).is_some();
     let judged = matches!(standing, Standing::Verified | Standing::Refused { .. });
     let fingerprint = judged.then(|| gate.order.fingerprint.clone());
-    let known = old.verified_for.is_some() && old.verified_for == fingerprint;
-    match &observed.job {
-        JobState::Done(outcome) if judged && !known => {
+    match outcome {
+        Some(outcome) => {
             let (found, source_listing) = match outcome {
                 Outcome::Verified(found) => (verified(adapter, gate, found), listing(&found.files)),
                 Outcome::Refused { listing, .. } => (keep_pin(old, pinned), listing.clone()),
             };
             LoraAdapterStatus { verified_for: fingerprint, source_listing: Some(source_listing), ..found }
         }
-        _ => {
+        None => {
             let source_listing = old.source_listing.clone().filter(|_| judged);
             LoraAdapterStatus { verified_for: fingerprint, source_listing, ..keep_pin(old, pinned) }
         }
@@ -243,7 +268,7 @@ fn verified(adapter: &LoraAdapter, gate: &Gate, found: &Facts) -> LoraAdapterSta
             files: found.files.clone(),
         }),
         verified_base: gate.order.policy.identities.first().copied(),
-        revisions: [known_revision(adapter, found)].into_iter().chain(others).collect(),
+        revisions: [known_revision(adapter, gate, found)].into_iter().chain(others).collect(),
         rank: Some(found.traits.rank_max()),
         target_modules: ranks.keys().cloned().collect(),
         ranks,
@@ -253,11 +278,12 @@ fn verified(adapter: &LoraAdapter, gate: &Gate, found: &Facts) -> LoraAdapterSta
     }
 }
 
-fn known_revision(adapter: &LoraAdapter, found: &Facts) -> KnownRevision {
+fn known_revision(adapter: &LoraAdapter, gate: &Gate, found: &Facts) -> KnownRevision {
     let Facts { digest, traits, alpha: _, size_bytes, files: _ } = found;
     let Traits { ranks, base_digest, weights_bytes } = traits.clone();
     KnownRevision {
         digest: *digest,
+        verified_for: Some(gate.order.content.clone()),
         digest_claimed: adapter.spec.digest == Some(*digest),
         declared_base: base_digest,
         ranks,
@@ -284,7 +310,7 @@ fn state(standing: &Standing, status: Option<&LoraAdapterStatus>, mut later: Vec
             vec![done(SourceAllowed), reading, Stated::new(Verified, Unknown, Cause::InProgress, "reading the source")]
         }
         Standing::Fault(fault) => {
-            let failed = Stated::new(Resolved, False, cause(fault.kind), words(fault));
+            let failed = Stated::new(Resolved, False, cause(fault.kind), words(fault, Whose::Adapter));
             vec![done(SourceAllowed), failed, waiting(Verified)]
         }
         Standing::Refused { reason, message, found, .. } => {
@@ -315,7 +341,9 @@ impl Standing {
             Self::Verified => None,
             Self::Barred(barred) => Some((barred.cause.to_string(), barred.message.clone(), !barred.waiting)),
             Self::Reading => Some((Cause::InProgress.to_string(), "reading the source".to_owned(), false)),
-            Self::Fault(fault) => Some((cause(fault.kind).to_string(), words(fault), stalls(fault.kind))),
+            Self::Fault(fault) => {
+                Some((cause(fault.kind).to_string(), words(fault, Whose::Adapter), stalls(fault.kind)))
+            }
             Self::Refused { reason, message, .. } => Some((reason.clone(), message.clone(), true)),
         }
     }

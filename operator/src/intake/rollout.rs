@@ -138,10 +138,18 @@ fn withdrawn(standing: &Standing, status: &LoraAdapterStatus, forbidden: bool) -
 }
 
 /// Every pool that serves at all holds it on each pod that takes traffic, and there is one. A pool none of whose pods takes
-/// traffic, because they cannot start for instance, holds up nobody else's: its pods load before they take any.
+/// traffic and says what it holds, because they cannot start for instance or are no engines, holds up nobody else's.
 fn held_everywhere(pools: &[PoolPlacement], digest: &Digest) -> bool {
-    let mut serving = pools.iter().filter(|pool| serves(pool)).peekable();
+    let mut serving = pools.iter().filter(|pool| serves(pool) && answers(pool)).peekable();
     serving.peek().is_some() && serving.all(|pool| pool.held.contains(digest))
+}
+
+/// A pod of it that takes traffic says what it holds. Gateways send nothing to one that does not.
+fn answers(pool: &PoolPlacement) -> bool {
+    let unreachable = Cause::PodUnreachable.to_string();
+    let silent =
+        |placement: &PlacementStatus| placement.last_error.as_ref().is_some_and(|error| error.code == unreachable);
+    !pool.held.is_empty() || pool.placements.iter().any(|placement| placement.traffic && !silent(placement))
 }
 
 fn serves(pool: &PoolPlacement) -> bool {

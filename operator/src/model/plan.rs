@@ -14,7 +14,7 @@ use crate::hash::short_hash;
 use crate::job::{Fault, JobState, retry_in_ms};
 use crate::recheck::{Next, Recheck, listing};
 use crate::settings::Limits;
-use crate::source::{Closed, Door, cause, readable, resolve_at, stalls};
+use crate::source::{Closed, Door, Whose, cause, readable, resolve_at, stalls, words};
 
 /// Everything that a plan rests on.
 #[derive(Clone, Debug, Deserialize)]
@@ -191,7 +191,7 @@ fn stated(standing: &Standing, status: &BaseModelStatus) -> Vec<Stated> {
         Standing::Reading => (Unknown, Cause::InProgress.to_string(), Some("reading the source".to_owned()), false),
         Standing::Closed(closed) => (False, closed.cause.to_string(), Some(closed.message.clone()), true),
         Standing::Fault(fault) => {
-            (False, cause(fault.kind).to_string(), Some(fault.message.clone()), stalls(fault.kind))
+            (False, cause(fault.kind).to_string(), Some(words(fault, Whose::Base)), stalls(fault.kind))
         }
         Standing::Refused { reason, message } => (False, reason.clone(), Some(message.clone()), true),
     };

@@ -1,12 +1,12 @@
 //! The one writer of a pool's world: objects by server-side apply in a fixed order, then the pods.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Secret;
-use kube::api::{Patch, PatchParams, PostParams};
-use kube::core::NamespaceResourceScope;
+use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
+use kube::core::{NamespaceResourceScope, Status};
 use kube::{Api, Resource, ResourceExt};
 use lorafleet_crds::ServingPool;
 use lorafleet_crds::condition::Cause;
@@ -17,7 +17,7 @@ use super::MANAGER;
 use super::engine::EngineError;
 use super::observe::Seen;
 use super::observed::{Applied as AppliedOnce, PodSeen};
-use super::plan::{Plan, PodAction, PodStep, Reasoned, Step, TOUCHED, key};
+use super::plan::{MISSING, Plan, PodAction, PodStep, Reasoned, Step, TOUCHED, key};
 use crate::build::{Keys, Objects, keys_secret};
 use crate::context::{ApiError, Context};
 
@@ -26,6 +26,8 @@ use crate::context::{ApiError, Context};
 pub struct Applied {
     /// The first object that could not be written, and why.
     pub unwritten: Option<Reasoned>,
+    /// What was written, by `Kind/name`.
+    pub written: BTreeMap<String, AppliedOnce>,
     /// Pods that could not be told, and why.
     pub untold: Vec<(String, Reasoned)>,
 }
@@ -33,28 +35,33 @@ pub struct Applied {
 /// Goes on past what fails: a Deployment that the API server refuses neither keeps pods that run from being told, nor
 /// the pool from saying so.
 pub async fn apply(pool: &ServingPool, seen: &Seen, plan: &Plan, context: &Context) -> Applied {
-    let mut written = Vec::new();
-    if plan.make_keys {
-        written.push(make_keys(pool, context).await);
-    }
+    let keys_made = if plan.make_keys { make_keys(pool, context).await } else { Ok(()) };
+    let mut writes = Vec::new();
     if let Some(objects) = &plan.objects {
         // A new field of Objects that is not applied here does not compile.
         let Objects { config, engine_service, engine, gateway_account, gateway_binding, gateway_service, gateway } =
             objects.as_ref();
-        written.push(apply_one(config, plan, context).await);
-        written.push(apply_one(engine_service, plan, context).await);
-        written.push(apply_one(engine, plan, context).await);
-        written.push(apply_one(gateway_account, plan, context).await);
-        written.push(apply_one(gateway_binding, plan, context).await);
-        written.push(apply_one(gateway_service, plan, context).await);
-        written.push(apply_one(gateway, plan, context).await);
+        writes.push(apply_one(config, plan, context).await);
+        writes.push(apply_one(engine_service, plan, context).await);
+        writes.push(apply_one(engine, plan, context).await);
+        writes.push(apply_one(gateway_account, plan, context).await);
+        writes.push(apply_one(gateway_binding, plan, context).await);
+        writes.push(apply_one(gateway_service, plan, context).await);
+        writes.push(apply_one(gateway, plan, context).await);
     }
-    let failed = written.into_iter().filter_map(Result::err).inspect(|error| tracing::warn!(%error, "not written"));
-    let unwritten = failed.map(|error| Reasoned::new(Cause::ApplyFailed, error.words())).reduce(|first, _| first);
-    Applied { unwritten, untold: tell_pods(seen, plan, context).await }
+    let (mut written, mut failed) = (BTreeMap::new(), Vec::from_iter(keys_made.err()));
+    for write in writes {
+        match write {
+            Ok(applied) => written.extend(applied),
+            Err(error) => failed.push(error),
+        }
+    }
+    failed.iter().for_each(|error| tracing::warn!(%error, "not written"));
+    let unwritten = failed.first().map(|error| Reasoned::new(Cause::ApplyFailed, error.words()));
+    Applied { unwritten, written, untold: tell_pods(seen, plan, context).await }
 }
 
-/// Makes the keys, unless somebody was faster. Keys that exist are never replaced.
+/// Makes the keys, unless somebody was faster. Keys that exist are never replaced, and what exists and holds none neither.
 async fn make_keys(pool: &ServingPool, context: &Context) -> Result<(), ApiError> {
     let namespace = pool.namespace().unwrap_or_default();
     let doing = format!("making the keys of pool {namespace}/{}", pool.name_any());
@@ -63,14 +70,42 @@ async fn make_keys(pool: &ServingPool, context: &Context) -> Result<(), ApiError
         Err(error) => return Err(ApiError::of(doing)(kube::Error::Service(error.to_string().into()))),
     };
     context.metrics.writes.with_label_values(&["Secret"]).inc();
-    let secrets = Api::<Secret>::namespaced(context.client.clone(), &namespace);
-    match secrets.create(&PostParams::default(), &keys_secret(pool, &keys)).await {
-        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
-        written => written.map(drop).map_err(ApiError::of(doing)),
+    let (secrets, secret) = (Api::<Secret>::namespaced(context.client.clone(), &namespace), keys_secret(pool, &keys));
+    match secrets.create(&PostParams::default(), &secret).await {
+        Err(kube::Error::Api(status)) if status.code == 409 => {}
+        written => return written.map(drop).map_err(ApiError::of(doing)),
+    }
+    let name = secret.name_any();
+    let found = secrets.get_opt(&name).await.map_err(ApiError::of(&doing))?;
+    match found.is_none_or(|found| Keys::read(&found).is_some()) {
+        true => Ok(()),
+        false => Err(in_the_way(
+            doing,
+            format!("the Secret '{name}' is there and holds no keys: delete it, and it is made anew"),
+        )),
     }
 }
 
-async fn apply_one<K>(object: &K, plan: &Plan, context: &Context) -> Result<(), ApiError>
+/// Something of somebody else's has the name that an object of the pool has.
+fn in_the_way(doing: String, message: String) -> ApiError {
+    ApiError::of(doing)(kube::Error::Api(Status::failure(&message, "AlreadyExists").with_code(409).boxed()))
+}
+
+/// Whether an object of this name is there that is not the pool's: it is left as it is.
+async fn is_foreign<K>(object: &K, api: &Api<K>) -> kube::Result<bool>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let owners = |meta: &ObjectMeta| {
+        let owners = meta.owner_references.iter().flatten().filter(|owner| owner.controller == Some(true));
+        owners.map(|owner| owner.uid.clone()).collect::<Vec<_>>()
+    };
+    let found = api.get_metadata_opt(&object.name_any()).await?;
+    Ok(found.is_some_and(|found| owners(&found.metadata) != owners(object.meta())))
+}
+
+/// What came of it, if something was to be written.
+async fn apply_one<K>(object: &K, plan: &Plan, context: &Context) -> Result<Option<(String, AppliedOnce)>, ApiError>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone
@@ -79,7 +114,7 @@ where
         + std::fmt::Debug,
 {
     let key = key(object);
-    let Some(Step::Apply { hash, why }) = plan.steps.get(&key) else { return Ok(()) };
+    let Some(Step::Apply { hash, why }) = plan.steps.get(&key) else { return Ok(None) };
     let namespace = object.namespace().unwrap_or_default();
     // Whoever writes the status of an object touches it too: that happens all the time, and is no news.
     if *why == TOUCHED {
@@ -87,15 +122,21 @@ where
     } else {
         tracing::info!(%namespace, object = %key, why, "applying");
     }
+    let (api, doing) =
+        (Api::<K>::namespaced(context.client.clone(), &namespace), format!("applying {key} in {namespace}"));
+    if *why == MISSING && is_foreign(object, &api).await.map_err(ApiError::of(&doing))? {
+        return Err(in_the_way(doing, "one of that name is there already, and it is not this pool's".to_owned()));
+    }
     context.metrics.writes.with_label_values(&[K::kind(&()).as_ref()]).inc();
-    let api = Api::<K>::namespaced(context.client.clone(), &namespace);
-    let written = api
-        .patch(&object.name_any(), &PatchParams::apply(MANAGER).force(), &Patch::Apply(object))
-        .await
-        .map_err(ApiError::of(format!("applying {key} in {namespace}")))?;
-    let resource_version = written.resource_version().unwrap_or_default();
-    context.applied.remember(&namespace, &key, AppliedOnce { hash: hash.clone(), resource_version });
-    Ok(())
+    let params = PatchParams::apply(MANAGER).force();
+    let written = api.patch(&object.name_any(), &params, &Patch::Apply(object)).await.map_err(ApiError::of(doing))?;
+    let applied = AppliedOnce {
+        hash: hash.clone(),
+        resource_version: written.resource_version().unwrap_or_default(),
+        generation: written.meta().generation,
+    };
+    context.applied.remember(&namespace, &key, applied.clone());
+    Ok(Some((key, applied)))
 }
 
 /// Tells each pod that shall be told; returns those that did not take it.

@@ -1,6 +1,6 @@
 //! The one door to engine pods: what do you hold, and hold this.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::pin::pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,6 +18,8 @@ pub struct Engines {
     port: u16,
     /// For what pods answer, of all pools: while it is read, and for as long as it is kept.
     room: Room,
+    /// The parts of it that pools and their pods have.
+    parts: Mutex<HashMap<String, PoolPart>>,
     /// Answers are made into reports one after the other.
     parsing: tokio::sync::Mutex<()>,
     /// By uid of the pod.
@@ -30,6 +32,27 @@ struct Known {
     report: Held,
 }
 
+/// What one pool has of the room, and its pods of that, by their uids.
+struct PoolPart {
+    room: Room,
+    pods: HashMap<String, Room>,
+}
+
+impl PoolPart {
+    fn of(room: &Room) -> Self {
+        Self { room: room.part(), pods: HashMap::new() }
+    }
+}
+
+/// Leaves parts to these alone, and gives one to each who has none.
+fn keep<T>(parts: &mut HashMap<String, T>, who: impl Iterator<Item = String>, make: impl Fn() -> T) {
+    let who: HashSet<String> = who.collect();
+    parts.retain(|has, _| who.contains(has));
+    for missing in who {
+        parts.entry(missing).or_insert_with(&make);
+    }
+}
+
 /// How long a report stands in for one that a busy pod did not give in time.
 const REPORT_STANDS: Duration = Duration::from_secs(15);
 
@@ -37,6 +60,9 @@ const REPORT_STANDS: Duration = Duration::from_secs(15);
 const ERROR_LENGTH_MAX: usize = 400;
 
 const PRICE: Price = Price { free_bytes: FREE_BYTES, copies: 1 };
+
+/// Of an answer that says no.
+const REFUSAL_BYTES_MAX: usize = 64 << 10;
 
 /// Why a pod could not be asked or told.
 #[derive(Debug, thiserror::Error)]
@@ -49,10 +75,8 @@ pub enum EngineError {
     Refused { status: u16, code: String, message: String },
     #[error("the answer has {bytes} bytes or more, the limit is {limit}")]
     TooLong { bytes: usize, limit: usize },
-    #[error(
-        "there is no room for its answer: those of all engine pods take the {bytes} bytes of the operator's --reports-bytes-max"
-    )]
-    NoRoom { bytes: u64 },
+    #[error("there is no room for its answer: {taken} the {bytes} bytes of the operator's --reports-bytes-max")]
+    NoRoom { taken: &'static str, bytes: u64 },
     #[error("the answer is no report: {0}")]
     Malformed(String),
 }
@@ -66,7 +90,11 @@ impl EngineError {
 
 impl From<Full> for EngineError {
     fn from(full: Full) -> Self {
-        Self::NoRoom { bytes: full.bytes }
+        let taken = match full.part {
+            true => "those of its pool, or its own, would take more than their part of",
+            false => "those of all engine pods take",
+        };
+        Self::NoRoom { taken, bytes: full.bytes }
     }
 }
 
@@ -85,18 +113,39 @@ impl Engines {
             .build()?;
         let port = u16::try_from(ENGINE_PORT).unwrap_or_default();
         let room = Room::new(reports_bytes_max);
-        Ok(Self { http, port, room, parsing: tokio::sync::Mutex::default(), known: Mutex::default() })
+        let (parts, parsing, known) = (Mutex::default(), tokio::sync::Mutex::default(), Mutex::default());
+        Ok(Self { http, port, room, parts, parsing, known })
     }
 
-    /// `GET /v1/lora_adapters` of the pod with this uid. A pod that is too busy to answer in time has not forgotten what
+    /// Says who shares the room: all pools that there are, and the pods of one of them. Those who are not named have no part
+    /// any more.
+    pub fn share_among(&self, pools: impl Iterator<Item = String>, pool: &str, pods: impl Iterator<Item = String>) {
+        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        keep(&mut parts, pools, || PoolPart::of(&self.room));
+        if let Some(PoolPart { room, pods: known }) = parts.get_mut(pool) {
+            keep(known, pods, || room.part());
+        }
+    }
+
+    /// The part of one pod.
+    fn part(&self, pool: &str, pod: &str) -> Room {
+        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let PoolPart { room, pods } = parts.entry(pool.to_owned()).or_insert_with(|| PoolPart::of(&self.room));
+        pods.entry(pod.to_owned()).or_insert_with(|| room.part()).clone()
+    }
+
+    /// `GET /v1/lora_adapters` of the pod with this uid, of the pool with that one. A pod that is too busy to answer in time has not forgotten what
     /// it holds: its last report stands a little longer, and so it does where there is no room for a new one. A pod that
     /// refuses the connection has ended.
-    pub async fn report(&self, uid: &str, address: &str, key: &str) -> Result<Held, EngineError> {
+    pub async fn report(&self, pool: &str, uid: &str, address: &str, key: &str) -> Result<Held, EngineError> {
+        let room = self.part(pool, uid);
         // Taken out, so that what has not changed can be moved into the new report.
         let mut known = self.lock().remove(uid).filter(|known| known.at.elapsed() < REPORT_STANDS);
+        // Who came later has his part too: what is beyond one's own is not kept for ever.
+        known = known.filter(|known| known.report.is_within_its_part());
         let url = self.url(address, &Report::path(known.as_ref().map(|known| known.report.holdings.as_str())));
-        let heard = match self.answer(self.http.get(url).bearer_auth(key)).await {
-            Ok(body) => self.read(&body.bytes, &mut known).await,
+        let heard = match self.answer(self.http.get(url).bearer_auth(key), &room).await {
+            Ok(body) => self.read(&body.bytes, &mut known, &room).await,
             Err(error) => Err(error),
         };
         let now = match (heard, known) {
@@ -112,17 +161,17 @@ impl Engines {
     }
 
     /// A report with what it leaves out because it is known.
-    async fn read(&self, body: &[u8], known: &mut Option<Known>) -> Result<Held, EngineError> {
+    async fn read(&self, body: &[u8], known: &mut Option<Known>, room: &Room) -> Result<Held, EngineError> {
         let _turn = self.parsing.lock().await;
         let report: Report = serde_json::from_slice(body).map_err(|error| EngineError::Malformed(error.to_string()))?;
         if !report.unchanged {
-            return Ok(Held::new(report, &self.room)?);
+            return Ok(Held::new(report, body.len(), room)?);
         }
         let Some(Known { at, report: before }) = known.take().filter(|known| known.report.holdings == report.holdings)
         else {
             return Err(EngineError::Malformed("it leaves out holdings that are not known here".to_owned()));
         };
-        Held::with_holdings_of(report, before, &self.room).map_err(|(full, before)| {
+        Held::with_holdings_of(report, body.len(), before, room).map_err(|(full, before)| {
             *known = Some(Known { at, report: before });
             full.into()
         })
@@ -132,10 +181,11 @@ impl Engines {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `PUT /v1/placement`.
+    /// `PUT /v1/placement`. Its answer is the pod's report, which the next pass asks for: it is not read.
     pub async fn place(&self, address: &str, key: &str, placement: &Placement) -> Result<(), EngineError> {
         let request = self.http.put(self.url(address, "/v1/placement")).bearer_auth(key).json(placement);
-        self.answer(request).await.map(drop)
+        let response = request.send().await.map_err(lost)?;
+        if response.status().is_success() { Ok(()) } else { Err(self.refusal(response).await) }
     }
 
     fn url(&self, address: &str, path: &str) -> String {
@@ -147,27 +197,40 @@ impl Engines {
         }
     }
 
-    async fn answer(&self, request: reqwest::RequestBuilder) -> Result<Received, EngineError> {
+    async fn answer(&self, request: reqwest::RequestBuilder, room: &Room) -> Result<Received, EngineError> {
         let response = request.send().await.map_err(lost)?;
-        let status = response.status();
-        let pieces = futures::stream::try_unfold(response, |mut response| async {
-            Ok(response.chunk().await?.map(|piece| (piece, response)))
-        });
-        let body = receive(pin!(pieces), REPORT_BYTES_MAX, &self.room, PRICE).await.map_err(|error| match error {
-            NotReceived::TooLarge { bytes } => EngineError::TooLong { bytes, limit: REPORT_BYTES_MAX },
-            NotReceived::NoRoom(full) => full.into(),
-            NotReceived::Broken(error) => lost(error),
-        })?;
-        if status.is_success() {
-            return Ok(body);
+        if response.status().is_success() {
+            return body(response, REPORT_BYTES_MAX, room, PRICE).await;
         }
+        Err(self.refusal(response).await)
+    }
+
+    /// What a pod said that did not do what it was asked for.
+    async fn refusal(&self, response: reqwest::Response) -> EngineError {
+        let status = response.status().as_u16();
+        let small = Price { free_bytes: REFUSAL_BYTES_MAX as u64, ..PRICE };
+        let body = match body(response, REFUSAL_BYTES_MAX, &self.room, small).await {
+            Ok(body) => body,
+            Err(error) => return error,
+        };
         let (code, message) = match serde_json::from_slice::<ErrorEnvelope>(&body.bytes) {
             Ok(envelope) => (envelope.error.code, envelope.error.message),
             Err(_) => ("unknown".to_owned(), String::from_utf8_lossy(&body.bytes).into_owned()),
         };
         let short = |text: String| text.chars().take(ERROR_LENGTH_MAX).collect();
-        Err(EngineError::Refused { status: status.as_u16(), code: short(code), message: short(message) })
+        EngineError::Refused { status, code: short(code), message: short(message) }
     }
+}
+
+async fn body(response: reqwest::Response, most: usize, room: &Room, price: Price) -> Result<Received, EngineError> {
+    let pieces = futures::stream::try_unfold(response, |mut response| async {
+        Ok(response.chunk().await?.map(|piece| (piece, response)))
+    });
+    receive(pin!(pieces), most, room, price).await.map_err(|error| match error {
+        NotReceived::TooLarge { bytes } => EngineError::TooLong { bytes, limit: most },
+        NotReceived::NoRoom(full) => full.into(),
+        NotReceived::Broken(error) => lost(error),
+    })
 }
 
 fn lost(error: reqwest::Error) -> EngineError {

@@ -34,7 +34,12 @@ pub async fn observe(pool: &ServingPool, context: &Context) -> Result<Seen, ApiE
     adapters.sort_by_key(|adapter| (adapter.creation_timestamp(), adapter.name_any()));
     let keys = keys(pool, context).await?;
     let pods = pods(pool, context, keys.as_ref()).await;
-    let deployment = |name: String| stores.deployments.get(&ObjectRef::new(&name).within(&namespace));
+    let progress = |name: String| {
+        let deployment = stores.deployments.get(&ObjectRef::new(&name).within(&namespace));
+        deployment.map(|deployment| progress(&deployment)).unwrap_or_default()
+    };
+    let mut gateway = progress(names::gateway(&name));
+    gateway.trouble = gateway.trouble.or_else(|| gateway_trouble(pool, context));
     let observed = Observed {
         pool: pool.clone(),
         base: base.map(|base| base.as_ref().clone()),
@@ -43,8 +48,8 @@ pub async fn observe(pool: &ServingPool, context: &Context) -> Result<Seen, ApiE
         children: children(context, &namespace, &name),
         keys_exist: keys.is_some(),
         api_keys_missing: api_keys_missing(pool, context).await,
-        engine: deployment(names::engine(&name)).map(|seen| progress(&seen)).unwrap_or_default(),
-        gateway: deployment(names::gateway(&name)).map(|seen| progress(&seen)).unwrap_or_default(),
+        engine: progress(names::engine(&name)),
+        gateway,
         defaults: Defaults::from(&context.settings),
     };
     Ok(Seen { observed, keys })
@@ -87,21 +92,59 @@ async fn api_keys_missing(pool: &ServingPool, context: &Context) -> bool {
 
 /// All engine pods of the pool by name, each asked at most once.
 async fn pods(pool: &ServingPool, context: &Context, keys: Option<&Keys>) -> Vec<PodSeen> {
-    let (namespace, name) = (pool.namespace(), pool.name_any());
-    let ours = |pod: &Pod| pod.namespace() == namespace && pod.labels().get(names::POOL_LABEL) == Some(&name);
-    let pods = context.stores.pods.state_filter(ours);
-    let questions: Vec<_> = pods.into_iter().map(|pod| ask(pod, context, keys)).collect();
+    let pods = pods_of(pool, names::ENGINE_COMPONENT, context);
+    let uid = pool.uid().unwrap_or_default();
+    let pools = context.stores.pools.state();
+    context.engines.share_among(
+        pools.iter().filter_map(|pool| pool.uid()),
+        &uid,
+        pods.iter().filter_map(|pod| pod.uid()),
+    );
+    let questions: Vec<_> = pods.into_iter().map(|pod| ask(pod, &uid, context, keys)).collect();
     let mut seen: Vec<PodSeen> =
         futures::stream::iter(questions).buffer_unordered(context.limits.pods_asked_max).collect().await;
     seen.sort_by(|a, b| a.name.cmp(&b.name));
     seen
 }
 
-async fn ask(pod: Arc<Pod>, context: &Context, keys: Option<&Keys>) -> PodSeen {
+/// Pods of the pool's Deployment of this component, but for those that have ended for good and only wait to be cleared away.
+fn pods_of(pool: &ServingPool, component: &str, context: &Context) -> Vec<Arc<Pod>> {
+    let namespace = pool.namespace();
+    context.stores.pods.state_filter(|pod| {
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        pod.namespace() == namespace
+            && belongs(pod, &pool.name_any(), component)
+            && !matches!(phase, Some("Failed" | "Succeeded"))
+    })
+}
+
+/// Labels are anybody's to set. A pod that a Deployment made has a ReplicaSet of its as owner, whose name ends as the label of
+/// the template says.
+fn belongs(pod: &Pod, pool: &str, component: &str) -> bool {
+    let label = |label: &str| pod.labels().get(label).map(String::as_str);
+    let deployment = if component == names::GATEWAY_COMPONENT { names::gateway(pool) } else { names::engine(pool) };
+    let replica_set = label("pod-template-hash").map(|hash| format!("{deployment}-{hash}"));
+    let mut owners = pod.metadata.owner_references.iter().flatten();
+    let made = owners.any(|owner| {
+        owner.controller == Some(true) && owner.kind == "ReplicaSet" && Some(&owner.name) == replica_set.as_ref()
+    });
+    made && label(names::POOL_LABEL) == Some(pool) && label(names::COMPONENT_LABEL) == Some(component)
+}
+
+/// Of the first gateway pod that does not run, by name.
+fn gateway_trouble(pool: &ServingPool, context: &Context) -> Option<String> {
+    let mut pods = pods_of(pool, names::GATEWAY_COMPONENT, context);
+    pods.sort_by_key(|pod| pod.name_any());
+    let pods = pods.iter().map(|pod| pod_seen(pod)).filter(|pod| !pod.takes_traffic() && !pod.deleting);
+    let mut troubles = pods.filter_map(|pod| Some((pod.name, pod.trouble?)));
+    troubles.next().map(|(pod, Trouble { reason, message })| format!("pod {pod}: {reason}: {message}"))
+}
+
+async fn ask(pod: Arc<Pod>, pool: &str, context: &Context, keys: Option<&Keys>) -> PodSeen {
     let mut seen = pod_seen(&pod);
     let started = pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
     let (Some(address), Some(keys), true, false) = (&seen.address, keys, started, seen.deleting) else { return seen };
-    let answer = context.engines.report(&pod.uid().unwrap_or_default(), address, &keys.admin).await;
+    let answer = context.engines.report(pool, &pod.uid().unwrap_or_default(), address, &keys.admin).await;
     let word = if answer.is_ok() { "ok" } else { "error" };
     context.metrics.engine_requests.with_label_values(&["report", word]).inc();
     seen.answer = match (answer, &seen.trouble) {
@@ -191,10 +234,15 @@ fn bounded(words: &str) -> String {
 fn progress(deployment: &Deployment) -> DeploymentSeen {
     let status = deployment.status.clone().unwrap_or_default();
     let count = |number: Option<i32>| u32::try_from(number.unwrap_or_default()).unwrap_or_default();
+    let mut conditions = status.conditions.iter().flatten();
+    let failure = conditions.find(|condition| condition.type_ == "ReplicaFailure" && condition.status == "True");
     DeploymentSeen {
+        generation: deployment.metadata.generation.unwrap_or_default(),
         observed: status.observed_generation == deployment.metadata.generation,
+        pods: count(status.replicas),
         updated: count(status.updated_replicas),
         ready: count(status.ready_replicas),
+        trouble: failure.and_then(|failure| failure.message.as_deref()).map(bounded),
     }
 }
 
@@ -240,6 +288,27 @@ mod tests {
     fn trouble_of(status: &str) -> Option<(String, String)> {
         let pod = serde_norway::from_str(&format!("{{status: {{containerStatuses: [{status}]}}}}")).unwrap();
         trouble(&pod).map(|trouble| (trouble.reason, trouble.message))
+    }
+
+    #[test]
+    fn a_pod_belongs_to_the_pool_whose_deployment_made_it() {
+        let pod = |owner: &str, kind: &str, component: &str| -> Pod {
+            let labels = format!(
+                "{{lorafleet.dev/pool: chat, app.kubernetes.io/component: {component}, pod-template-hash: 5f7}}"
+            );
+            let owner = format!("{{apiVersion: apps/v1, kind: {kind}, name: {owner}, uid: u, controller: true}}");
+            serde_norway::from_str(&format!("{{metadata: {{labels: {labels}, ownerReferences: [{owner}]}}}}")).unwrap()
+        };
+        for (owner, kind, component, expected) in [
+            ("chat-engine-5f7", "ReplicaSet", "engine", true),
+            ("chat-engine-6a8", "ReplicaSet", "engine", false),
+            ("mine-5f7", "ReplicaSet", "engine", false),
+            ("chat-engine-5f7", "Job", "engine", false),
+            ("chat-engine-5f7", "ReplicaSet", "gateway", false),
+        ] {
+            assert_eq!(belongs(&pod(owner, kind, component), "chat", "engine"), expected, "{owner} {kind} {component}");
+        }
+        assert!(belongs(&pod("chat-gateway-5f7", "ReplicaSet", "gateway"), "chat", "gateway"));
     }
 
     #[test]

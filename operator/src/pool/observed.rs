@@ -93,17 +93,39 @@ pub struct Applied {
     /// Hash of what was sent.
     pub hash: String,
     pub resource_version: String,
+    /// Of the object's spec as it is since.
+    #[serde(default)]
+    pub generation: Option<i64>,
 }
 
 /// How far a Deployment is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct DeploymentSeen {
-    /// Its controller has seen its present spec.
+    /// Of its spec.
+    pub generation: i64,
+    /// Its controller has seen that spec.
     pub observed: bool,
+    /// Pods of any template, but for those that are going away.
+    pub pods: u32,
     /// Pods made from the present template.
     pub updated: u32,
     pub ready: u32,
+    /// Why it cannot make pods, or why one of them does not run.
+    pub trouble: Option<String>,
+}
+
+impl DeploymentSeen {
+    /// What is not yet as it shall be, if so many pods of the present template shall take traffic and no others be there.
+    pub fn behind(&self, desired: u32) -> Option<String> {
+        let updated = if self.observed { self.updated } else { 0 };
+        let older = self.pods.saturating_sub(self.updated);
+        if updated < desired {
+            Some(format!("{updated} are of the present template"))
+        } else {
+            (older > 0).then(|| format!("{older} of an older template are there still"))
+        }
+    }
 }
 
 impl PodSeen {

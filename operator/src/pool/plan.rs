@@ -21,7 +21,7 @@ use crate::build::{self, Objects};
 use seen::Holders;
 
 pub use placement::{Revision, Stage, Verdict, selects};
-pub(super) use steps::{TOUCHED, key};
+pub(super) use steps::{MISSING, TOUCHED, key};
 
 /// What is to be done, and why.
 #[derive(Debug)]

@@ -23,12 +23,20 @@ struct Inner {
 }
 
 impl Held {
+    /// It takes as much as its parts are known to, and never less than the text that it was read from: whatever else it holds
+    /// stood there too.
+    ///
     /// # Errors
     /// If the room has not so much left.
-    pub(super) fn new(report: Report, room: &Room) -> Result<Self, Full> {
+    pub(super) fn new(report: Report, text_bytes: usize, room: &Room) -> Result<Self, Full> {
         let mut share = room.share();
-        share.grow(bytes(&report).saturating_sub(FREE_BYTES))?;
+        share.grow(bytes(&report).max(text_bytes as u64).saturating_sub(FREE_BYTES))?;
         Ok(Self(Arc::new(Inner { report, share: Some(share) })))
+    }
+
+    /// Whether its pod and pool may hold what it takes.
+    pub(super) fn is_within_its_part(&self) -> bool {
+        self.0.share.as_ref().is_none_or(Share::is_within_its_part)
     }
 
     /// This report with the holdings of another one, which it says have not changed. They are moved, not copied, unless a
@@ -36,16 +44,26 @@ impl Held {
     ///
     /// # Errors
     /// The other one again, if the room has not so much left.
-    pub(super) fn with_holdings_of(report: Report, known: Self, room: &Room) -> Result<Self, (Full, Self)> {
+    pub(super) fn with_holdings_of(
+        report: Report,
+        text_bytes: usize,
+        known: Self,
+        room: &Room,
+    ) -> Result<Self, (Full, Self)> {
         let complete = |adapters, aliases| Report { adapters, aliases, unchanged: false, ..report };
         match Arc::try_unwrap(known.0) {
-            Ok(Inner { report: known, share }) => {
+            // What is new of it is small, else it is another report altogether.
+            Ok(Inner { report: known, share }) if text_bytes as u64 <= FREE_BYTES => {
                 let report = complete(known.adapters, known.aliases);
                 Ok(Self(Arc::new(Inner { report, share })))
             }
+            Ok(known) => {
+                let report = complete(known.report.adapters.clone(), known.report.aliases.clone());
+                Self::new(report, text_bytes, room).map_err(|full| (full, Self(Arc::new(known))))
+            }
             Err(known) => {
                 let report = complete(known.report.adapters.clone(), known.report.aliases.clone());
-                Self::new(report, room).map_err(|full| (full, Self(known)))
+                Self::new(report, text_bytes, room).map_err(|full| (full, Self(known)))
             }
         }
     }

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 
 use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
 use lorafleet_crds::condition::{Cause, ConditionStatus, ConditionType, is_true};
-use lorafleet_crds::{AdapterCounts, LoraAdapterStatus, ServingPoolStatus};
+use lorafleet_crds::{AdapterCounts, LoraAdapterStatus, ServingPoolStatus, names};
 
 use super::apply::Applied;
-use super::observed::{Observed, PodSeen};
+use super::observed::{DeploymentSeen, Observed, PodSeen};
 use super::plan::{AdapterStep, Plan, PodAction, Reasoned, Verdict};
 use crate::build::engine_selector;
 use crate::conditions::{Stated, conditions};
@@ -158,7 +159,7 @@ fn available(observed: &Observed, plan: &Plan) -> Result<String, Reasoned> {
         return Err(pods_not_ready(observed, plan, Cause::NoReadyPod, "no engine pod takes traffic yet".to_owned()));
     }
     if observed.pool.spec.gateway.replicas > 0 && observed.gateway.ready == 0 {
-        return Err(Reasoned::new(Cause::GatewayNotReady, "no gateway pod takes traffic yet"));
+        return Err(gateways_not_ready(observed, "no gateway pod takes traffic yet".to_owned()));
     }
     Ok(String::new())
 }
@@ -184,18 +185,34 @@ fn ready(
     }
     let desired = observed.pool.spec.replicas;
     let serving = u32::try_from(serving(observed, plan).count()).unwrap_or(u32::MAX);
-    let updated = if observed.engine.observed { observed.engine.updated } else { 0 };
-    if serving < desired || updated < desired {
-        let message = format!("{serving} of {desired} engine pods take traffic, {updated} are of the present template");
+    let behind = lacks(observed, applied, &names::engine(&observed.pool.name_any()), &observed.engine, desired);
+    if serving < desired || behind.is_some() {
+        let also = behind.map(|behind| format!(", {behind}")).unwrap_or_default();
+        let message = format!("{serving} of {desired} engine pods take traffic{also}");
         return Err(pods_not_ready(observed, plan, Cause::PodsNotReady, message));
     }
-    let gateways = observed.pool.spec.gateway.replicas;
-    if observed.gateway.ready < gateways {
-        let message = format!("{} of {gateways} gateway pods take traffic", observed.gateway.ready);
-        return Err(Reasoned::new(Cause::GatewayNotReady, message));
+    let (gateways, gateway) = (observed.pool.spec.gateway.replicas, &observed.gateway);
+    let behind = lacks(observed, applied, &names::gateway(&observed.pool.name_any()), gateway, gateways);
+    if gateway.ready < gateways || behind.is_some() {
+        let also = behind.map(|behind| format!(", {behind}")).unwrap_or_default();
+        return Err(gateways_not_ready(
+            observed,
+            format!("{} of {gateways} gateway pods take traffic{also}", gateway.ready),
+        ));
     }
     let pods = if serving == 1 { "engine pod takes" } else { "engine pods take" };
     Ok(format!("{serving} {pods} traffic"))
+}
+
+/// What a Deployment lacks of what it shall be. What was written to it and is not seen yet counts.
+fn lacks(observed: &Observed, applied: &Applied, name: &str, seen: &DeploymentSeen, desired: u32) -> Option<String> {
+    let key = format!("Deployment/{name}");
+    let before = || observed.children.get(&key)?.applied.as_ref();
+    let written = applied.written.get(&key).or_else(before).and_then(|written| written.generation);
+    if written.is_some_and(|generation| seen.generation < generation) {
+        return Some("a change of their template has just been written".to_owned());
+    }
+    seen.behind(desired)
 }
 
 /// Gateways read the clients' keys from a Secret that must be there when they start.
@@ -204,7 +221,7 @@ fn api_keys(observed: &Observed) -> Result<(), Reasoned> {
         Some(secret) if observed.api_keys_missing => Err(Reasoned::new(
             Cause::CredentialsMissing,
             format!(
-                "there is no Secret '{}', which gateway.apiKeysSecretRef names: gateways that run keep the keys that they have, new ones do not start",
+                "there is no Secret '{}', which gateway.apiKeysSecretRef names: gateways that run go on with the keys that they have, or without any if they had none, and new ones do not start",
                 secret.name
             ),
         )),
@@ -212,8 +229,11 @@ fn api_keys(observed: &Observed) -> Result<(), Reasoned> {
     }
 }
 
-/// The counts, and the first pod that says why it does not run.
+/// The counts, and why there are no more pods, or the first pod that says why it does not run.
 fn pods_not_ready(observed: &Observed, plan: &Plan, cause: Cause, message: String) -> Reasoned {
+    if let Some(trouble) = &observed.engine.trouble {
+        return Reasoned::new(cause, format!("{message}; {trouble}"));
+    }
     let waits = plan.pods.iter().filter_map(|step| match &step.action {
         PodAction::Wait(why) if why.cause != Cause::Waiting => Some((&step.pod, why)),
         _ => None,
@@ -223,4 +243,9 @@ fn pods_not_ready(observed: &Observed, plan: &Plan, cause: Cause, message: Strin
         Some((pod, why)) => Reasoned::new(cause, format!("{message}; pod {pod}: {}", why.message)),
         None => Reasoned::new(cause, message),
     }
+}
+
+fn gateways_not_ready(observed: &Observed, message: String) -> Reasoned {
+    let trouble = observed.gateway.trouble.as_ref().map(|trouble| format!("; {trouble}")).unwrap_or_default();
+    Reasoned::new(Cause::GatewayNotReady, message + &trouble)
 }

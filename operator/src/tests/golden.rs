@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::build::Objects;
+use crate::recheck::listing;
 use crate::settings::Limits;
 use crate::{intake, model, pool};
 
@@ -23,9 +24,11 @@ fn pool_plans() {
         // `unwritten` is what the API server said to the first object that it refused.
         let unwritten = case.as_object_mut().and_then(|case| case.remove("unwritten"));
         let unwritten = unwritten.map(|said| pool::Reasoned::new(Cause::ApplyFailed, said.as_str().unwrap()));
+        let written = case.as_object_mut().and_then(|case| case.remove("written"));
+        let written = written.map(|written| serde_json::from_value(written).unwrap()).unwrap_or_default();
         let observed: pool::Observed = serde_json::from_value(case).unwrap();
         let plan = pool::plan(&observed);
-        let applied = pool::Applied { unwritten, ..pool::Applied::default() };
+        let applied = pool::Applied { unwritten, written, ..pool::Applied::default() };
         let (status, pace) = pool::status(&observed, &plan, &applied, now());
         let counts = status.adapters;
         let mut text = plan.to_string();
@@ -43,14 +46,20 @@ fn pool_plans() {
 #[test]
 fn intake_plans() {
     check("intake", |mut observed: intake::Observed| {
-        let judged = observed.adapter.status.as_mut().and_then(|status| status.verified_for.take());
         // `present` stands for the fingerprint that the case itself has.
-        let present = judged.filter(|judged| judged == "present").and_then(|_| {
-            let gate = intake::gate(&observed.adapter, observed.base.as_ref(), &observed.rivals, &observed.source_caps);
-            Some(gate.ok()?.order.fingerprint)
-        });
+        let gate = intake::gate(&observed.adapter, observed.base.as_ref(), &observed.rivals, &observed.source_caps);
+        let order = gate.ok().map(|gate| gate.order);
+        let put = |word: &mut Option<String>, present: &dyn Fn(&intake::Order) -> String| {
+            if word.as_deref() == Some("present") {
+                *word = order.as_ref().map(present);
+            }
+        };
         if let Some(status) = &mut observed.adapter.status {
-            status.verified_for = present;
+            put(&mut status.verified_for, &|order| order.fingerprint.clone());
+            put(&mut status.source_listing, &|order| listing(&order.pinned_files));
+            for revision in &mut status.revisions {
+                put(&mut revision.verified_for, &|order| order.content.clone());
+            }
         }
         intake::plan(&observed, &Limits::DEFAULT).to_string()
     });

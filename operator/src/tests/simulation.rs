@@ -168,6 +168,27 @@ proptest! {
 }
 
 #[test]
+fn a_changed_policy_reads_nothing() {
+    let mut world = World::new();
+    world.settle();
+    let read = world.reads_planned;
+    let changes = [
+        Event::MaxRank(4),
+        Event::RequireBaseDigest(true),
+        Event::MaxRank(3),
+        Event::MaxRank(8),
+        Event::RequireBaseDigest(false),
+    ];
+    for change in changes {
+        world.happen(&change);
+        world.settle();
+        world.check_settled();
+        world.check_contents();
+    }
+    assert_eq!(world.reads_planned, read);
+}
+
+#[test]
 fn a_restarted_engine_is_not_ready_before_it_reports_again() {
     let mut world = World::new();
     world.settle();

@@ -473,8 +473,8 @@ impl World {
             children: self.children.iter().map(child).collect(),
             keys_exist: self.keys,
             api_keys_missing: false,
-            engine: DeploymentSeen { observed: true, updated: 2, ready },
-            gateway: DeploymentSeen { observed: true, updated: 1, ready: 1 },
+            engine: DeploymentSeen { observed: true, updated: 2, ready, ..DeploymentSeen::default() },
+            gateway: DeploymentSeen { observed: true, updated: 1, ready: 1, ..DeploymentSeen::default() },
             defaults: Defaults {
                 engine_image: "engine".to_owned(),
                 gateway_image: "gateway".to_owned(),
@@ -510,7 +510,7 @@ impl World {
             }
             // Applying what is there already changes no version.
             let version = *self.children.entry(key.clone()).or_insert(1);
-            let applied = AppliedOnce { hash: hash.clone(), resource_version: version.to_string() };
+            let applied = AppliedOnce { hash: hash.clone(), resource_version: version.to_string(), generation: None };
             self.applied.insert(key.clone(), applied);
         }
         for (index, step) in plan.pods.iter().enumerate() {

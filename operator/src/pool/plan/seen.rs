@@ -33,6 +33,16 @@ impl<'a> Holders<'a> {
         Self(pods.map(holder).collect())
     }
 
+    /// What it means that this pod does not hold an adapter for this reason.
+    fn cause(&self, pod: &str, error: &PlacementError) -> Cause {
+        let asked = self.0.iter().any(|holder| holder.pod.name == pod && holder.pod.answer != Answer::NotAsked);
+        match (asked, error.code == Cause::PodUnreachable.to_string()) {
+            (false, _) => Cause::PodsNotReady,
+            (true, true) => Cause::PodUnreachable,
+            (true, false) => Cause::LoadFailed,
+        }
+    }
+
     fn take_traffic(&self) -> usize {
         self.0.iter().filter(|holder| holder.pod.takes_traffic()).count()
     }
@@ -102,12 +112,12 @@ fn reason(holders: &Holders<'_>, revisions: &[Revision], placements: &[Placement
     };
     let of_newest = || placements.iter().filter(|placement| placement.digest == newest);
     let wrong = |ready: bool| {
-        let mut placements = of_newest().filter(move |placement| placement.ready == ready);
-        placements.find_map(|placement| placement.last_error.as_ref().map(|error| (&placement.pod, error)))
+        let placements = of_newest().filter(move |placement| placement.ready == ready);
+        placements.filter_map(|placement| Some((placement.pod.as_str(), placement.last_error.as_ref()?)))
     };
-    if let Some((pod, error)) = wrong(false) {
-        let unreachable = error.code == Cause::PodUnreachable.to_string();
-        let cause = if unreachable { Cause::PodUnreachable } else { Cause::LoadFailed };
+    // A pod that does not run is no failure of the adapter's: what another pod says of it comes first.
+    let failures = wrong(false).map(|(pod, error)| (holders.cause(pod, error), pod, error));
+    if let Some((cause, pod, error)) = failures.min_by_key(|(cause, ..)| *cause == Cause::PodsNotReady) {
         return Reasoned::new(cause, format!("pod {pod}: {}: {}", error.code, error.message));
     }
     if let Some(placement) = of_newest().find(|placement| !placement.ready) {
@@ -117,6 +127,6 @@ fn reason(holders: &Holders<'_>, revisions: &[Revision], placements: &[Placement
         return Reasoned::new(Cause::NoReadyPod, "no pod takes traffic yet");
     }
     // It is served, if not as the spec asks.
-    let but = wrong(true).map(|(pod, error)| format!("pod {pod}: {}: {}", error.code, error.message));
+    let but = wrong(true).next().map(|(pod, error)| format!("pod {pod}: {}: {}", error.code, error.message));
     Reasoned::new(Cause::Succeeded, but.unwrap_or_default())
 }

@@ -17,6 +17,9 @@ use crate::hash::short_hash;
 /// Why an object is applied that somebody else has changed, if only its status.
 pub(in crate::pool) const TOUCHED: &str = "touched by others";
 
+/// Why an object is applied that is not among the operator's own: it does not exist, or is somebody else's.
+pub(in crate::pool) const MISSING: &str = "missing";
+
 /// `Kind/name` of an object.
 pub(in crate::pool) fn key<K: Resource<DynamicType = ()>>(object: &K) -> String {
     format!("{}/{}", K::kind(&()), object.name_any())
@@ -43,7 +46,7 @@ where
 {
     let (key, hash) = (key(object), short_hash(object));
     let why = match observed.children.get(&key) {
-        None => Some("missing"),
+        None => Some(MISSING),
         Some(child) => match &child.applied {
             None => Some("not compared yet"),
             Some(applied) if applied.hash != hash => Some("changed"),
