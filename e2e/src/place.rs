@@ -121,23 +121,20 @@ impl Target {
 /// fails here is tried again where it is wanted, and fails there.
 fn build_ahead(cache: &Cache) {
     std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let _ = Tools::build(cache);
-            // Go's part is over first.
-            let _ = tools::s3_server(cache);
-        });
+        scope.spawn(|| drop(Tools::build(cache)));
         let _ = images::programs();
+        let _ = tools::s3_server(cache);
     });
 }
 
 /// Another content is another tag, so that running pods are replaced whenever a program has changed.
 fn own_images(cache: &Cache, cluster: &Cluster) -> Result<Images> {
-    let made = images::make(cache)?;
-    let digests: Vec<&[u8]> = made.archives.iter().map(|archive| archive.digest.as_bytes()).collect();
+    let archives = images::make(cache)?;
+    let digests: Vec<&[u8]> = archives.iter().map(|archive| archive.digest.as_bytes()).collect();
     let images = Images { tag: format!("dev-{}", key(&digests)), ..Images::default() };
     let there = cluster.containerd(&["images", "list", "--quiet"]).output()?;
     if !images::NAMES.iter().all(|name| there.lines().any(|line| line == images.name(name))) {
-        images::import(cluster, &made.archives, &images)?;
+        images::import(cluster, &archives, &images)?;
     }
     Ok(images)
 }
