@@ -7,7 +7,7 @@ mod placement;
 mod seen;
 mod steps;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
 use kube::ResourceExt;
@@ -16,12 +16,13 @@ use lorafleet_crds::condition::Cause;
 use lorafleet_crds::wire::Placement;
 use lorafleet_crds::{LoraAdapter, PoolPlacement};
 
-use super::observed::Observed;
+use super::observed::{Observed, PodSeen};
 use crate::build::{self, Objects};
+use capacity::Kept;
 use seen::Holders;
 
-pub use placement::{Revision, Stage, Verdict, selects};
-pub(super) use steps::{MISSING, TOUCHED, key};
+pub use placement::{Revision, Stage, Verdict, selector_fault, selects};
+pub(super) use steps::{MISSING, NOT_OWN, TOUCHED, key};
 
 /// What is to be done, and why.
 #[derive(Debug)]
@@ -113,18 +114,30 @@ pub fn plan(observed: &Observed) -> Plan {
         Ok(objects) => objects,
         Err(error) => return blocked_plan(observed, Reasoned::new(Cause::ApplyFailed, error.to_string())),
     };
-    let verdicts = placement::verdicts(observed);
-    let wanted = placement::wanted(&verdicts);
-    let telling = steps::Telling::of(&wanted);
-    let pods = observed.pods.iter().map(|pod| steps::pod(pod, &base_digest, &telling)).collect();
+    let (verdicts, kept) = placement::verdicts(observed);
+    let pods = pod_steps(observed, &base_digest, &verdicts, &kept);
     Plan {
         blocked: None,
         make_keys: !observed.keys_exist,
         steps: steps::objects(observed, &objects),
         objects: Some(Box::new(objects)),
         pods,
-        adapters: adapter_steps(observed, verdicts),
+        adapters: adapter_steps(observed, verdicts, &kept),
     }
+}
+
+/// What to tell the pods: the same to all, but for those with less room.
+fn pod_steps(observed: &Observed, base: &Digest, verdicts: &[(&LoraAdapter, Verdict)], kept: &Kept) -> Vec<PodStep> {
+    let whole = placement::wanted(verdicts, &HashSet::new());
+    let parts: HashMap<_, _> =
+        kept.lacking.iter().map(|(pod, lacking)| (pod, placement::wanted(verdicts, lacking))).collect();
+    let telling_all = steps::Telling::of(&whole);
+    let telling: HashMap<_, _> = parts.iter().map(|(pod, part)| (pod.as_str(), steps::Telling::of(part))).collect();
+    let step = |pod: &PodSeen| match kept.out.get(&pod.name) {
+        Some(why) => PodStep { pod: pod.name.clone(), action: PodAction::Refuse(why.clone()) },
+        None => steps::pod(pod, base, telling.get(pod.name.as_str()).unwrap_or(&telling_all)),
+    };
+    observed.pods.iter().map(step).collect()
 }
 
 /// Pods are only made for a base whose digest is pinned: they must agree with each other on what they serve.
@@ -141,18 +154,20 @@ fn base_digest(observed: &Observed) -> Result<Digest, Reasoned> {
 fn blocked_plan(observed: &Observed, blocked: Reasoned) -> Plan {
     let pods =
         observed.pods.iter().map(|pod| PodStep { pod: pod.name.clone(), action: PodAction::Wait(blocked.clone()) });
+    let (verdicts, kept) = placement::verdicts(observed);
     Plan {
         make_keys: false,
         objects: None,
         steps: BTreeMap::new(),
         pods: pods.collect(),
-        adapters: adapter_steps(observed, placement::verdicts(observed)),
+        adapters: adapter_steps(observed, verdicts, &kept),
         blocked: Some(blocked),
     }
 }
 
-fn adapter_steps(observed: &Observed, verdicts: Vec<(&LoraAdapter, Verdict)>) -> Vec<AdapterStep> {
-    let (pool, holders) = (observed.pool.name_any(), Holders::of(observed));
+fn adapter_steps(observed: &Observed, verdicts: Vec<(&LoraAdapter, Verdict)>, kept: &Kept) -> Vec<AdapterStep> {
+    // A pod that is kept out is no matter of the adapters: the pool says so.
+    let (pool, holders) = (observed.pool.name_any(), Holders::of(observed, |pod| !kept.out.contains_key(pod)));
     let step = |(adapter, verdict): (&LoraAdapter, Verdict)| AdapterStep {
         name: adapter.name_any(),
         uid: adapter.uid().unwrap_or_default(),

@@ -204,3 +204,28 @@ fn a_restarted_engine_is_not_ready_before_it_reports_again() {
     world.check_settled();
     assert!(is_true(&conditions(&world), ConditionType::Ready));
 }
+
+#[test]
+fn a_pod_with_less_room_takes_nothing_away_and_is_let_in_once_it_fits() {
+    let mut world = World::new();
+    world.settle();
+    world.check_settled();
+    let served = world.adapters.len() as u64;
+    assert!(served > 1);
+    // Each has ten bytes. The pod comes back with room for all but one.
+    world.pods[1].host_bytes = 10 * served - 1;
+    world.happen(&Event::EngineRestarts(1));
+    world.settle();
+    assert!(world.ready(0) && !world.ready(1) && world.pods[1].placement.is_none());
+    let why = find(&world.pool.status.as_ref().unwrap().conditions, ConditionType::Ready).unwrap();
+    assert_eq!(why.reason, "CapacityExceeded", "{}", why.message);
+    for (name, adapter) in &world.adapters {
+        assert!(is_true(&adapter.status.as_ref().unwrap().conditions, ConditionType::Available), "{name}");
+        assert!(world.pods[0].loaded.iter().any(|(held, _)| held == name), "{name}");
+    }
+    world.happen(&Event::Delete(0));
+    world.settle();
+    world.check_settled();
+    assert!(world.ready(1));
+    assert!(is_true(&world.pool.status.as_ref().unwrap().conditions, ConditionType::Available));
+}

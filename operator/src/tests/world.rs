@@ -70,6 +70,8 @@ pub(super) struct Pod {
     pub(super) ready: bool,
     /// Which of the bases it has loaded.
     pub(super) base: Digest,
+    /// Zero is not said.
+    pub(super) host_bytes: u64,
 }
 
 /// The outer world, and what the operator holds in memory.
@@ -169,7 +171,15 @@ impl World {
             "metadata": { "name": "chat", "namespace": "demo", "uid": "pool", "generation": 1 },
             "spec": { "baseModelRef": { "name": "base" }, "replicas": 2 },
         }));
-        let pod = || Pod { boot: 1, placement: None, loaded: Vec::new(), up: true, ready: false, base: BASES[0] };
+        let pod = || Pod {
+            boot: 1,
+            placement: None,
+            loaded: Vec::new(),
+            up: true,
+            ready: false,
+            base: BASES[0],
+            host_bytes: 0,
+        };
         let mut world = Self {
             now_s: 1_900_000_000,
             base,
@@ -278,7 +288,8 @@ impl World {
     pub(super) fn restart(&mut self, index: usize) {
         let base = self.base_digest();
         let pod = &mut self.pods[index];
-        *pod = Pod { boot: pod.boot + 1, placement: None, loaded: Vec::new(), up: true, ready: false, base };
+        let (boot, host_bytes) = (pod.boot + 1, pod.host_bytes);
+        *pod = Pod { boot, placement: None, loaded: Vec::new(), up: true, ready: false, base, host_bytes };
     }
 
     pub(super) fn intake(&mut self, name: &str, look_is_due: bool) {
@@ -298,7 +309,8 @@ impl World {
         };
         let recheck = Recheck { state, due_in_ms: Some(if look_is_due { 0 } else { 1000 }) };
         let seen = self.sightings.as_ref().and_then(|seen| seen.get(&uid)).cloned();
-        let pools = vec![PoolSeen { name: "chat".to_owned(), selects: true, looked: self.sightings.is_some(), seen }];
+        let (looked, idle) = (self.sightings.is_some(), self.pool.spec.replicas == 0);
+        let pools = vec![PoolSeen { name: "chat".to_owned(), selects: true, idle, looked, seen }];
         let base = Some(self.base.clone());
         let observed = intake::Observed {
             adapter: adapter.clone(),
@@ -417,7 +429,7 @@ impl World {
             draining: false,
             base: BaseReport { name: "base".to_owned(), digest: pod.base, origin: None, max_model_tokens: 100 },
             role: Role::Shared,
-            budgets: Budgets::default(),
+            budgets: Budgets { host_bytes_total: pod.host_bytes, ..Budgets::default() },
             load: Load::default(),
             adapters,
             aliases: pod.placement.as_ref().map(|placement| placement.aliases.clone()).unwrap_or_default(),
@@ -462,7 +474,7 @@ impl World {
         };
         let child = |(key, version): (&String, &u64)| {
             let applied = self.applied.get(key).cloned();
-            (key.clone(), ChildSeen { resource_version: version.to_string(), applied })
+            (key.clone(), ChildSeen { resource_version: version.to_string(), uid: None, foreign: false, applied })
         };
         let ready = (0..self.pods.len()).filter(|index| self.ready(*index)).count() as u32;
         pool::Observed {

@@ -1,15 +1,122 @@
-//! What fits on a pod.
+//! What fits on the pods, each by itself.
+//!
+//! A pod with less room takes nothing away from the others. What is served stays on those pods on which it fits; what is new
+//! must fit on all of them; and a pod that has been told nothing yet is told nothing, and so never takes traffic, for as long as
+//! it has no room for all that the others shall hold: else a rollout would go on, and what does not fit would be gone with it.
 
+use std::collections::{HashMap, HashSet};
+
+use lorafleet_artifact::Digest;
+use lorafleet_crds::ServingPool;
 use lorafleet_crds::condition::Cause;
-use lorafleet_crds::wire::ADAPTERS_MAX;
+use lorafleet_crds::wire::{ADAPTERS_MAX, Budgets};
 
-use super::super::observed::Observed;
+use super::super::observed::{Observed, PodSeen};
 use super::Reasoned;
-use super::placement::Revision;
+use super::placement::{Revision, Stage};
 
-/// What is left on the smallest pod. `None` is not known yet, and so no limit: the engine itself refuses what is too much.
+/// The room of all pods that serve the base, while it is given away.
+pub(super) struct Rooms<'a> {
+    /// Of pods that take traffic or were told something since they started; of all, if there is no such pod.
+    settled: Vec<(&'a str, Room)>,
+    /// Of pods that were told nothing yet.
+    new: Vec<(&'a str, Room)>,
+    kept: Kept,
+}
+
+/// What is kept from which pods, for want of room.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    /// By pod: versions that others hold.
+    pub(super) lacking: HashMap<String, HashSet<(String, Digest)>>,
+    /// By pod: why it is told nothing at all.
+    pub(super) out: HashMap<String, Reasoned>,
+}
+
+/// What became of one version.
+pub(super) struct Taken {
+    /// Some pod shall hold it.
+    pub(super) placed: bool,
+    /// Why some pod does not.
+    pub(super) refused: Option<Reasoned>,
+}
+
+impl<'a> Rooms<'a> {
+    /// From the reports of the pods, and before there are any from the spec.
+    pub(super) fn of(observed: &'a Observed, base: Option<Digest>) -> Self {
+        let other_base = |pod: &PodSeen| pod.report().is_some_and(|report| Some(report.base.digest) != base);
+        let told = |pod: &PodSeen| pod.report().is_some_and(|report| report.generation > 0);
+        let (mut settled, mut new) = (Vec::new(), Vec::new());
+        for pod in observed.pods.iter().filter(|pod| !pod.deleting && !other_base(pod)) {
+            let room = || (pod.name.as_str(), Room::of(&observed.pool, pod.report().map(|report| report.budgets)));
+            if pod.takes_traffic() || told(pod) {
+                settled.push(room());
+            } else if pod.report().is_some() {
+                new.push(room());
+            }
+        }
+        if settled.is_empty() {
+            settled = std::mem::take(&mut new);
+        }
+        if settled.is_empty() {
+            settled.push(("", Room::before_any(&observed.pool)));
+        }
+        Self { settled, new, kept: Kept::default() }
+    }
+
+    /// Takes the room for one version where it is, or says which limit is in the way and both values.
+    pub(super) fn take(&mut self, revision: &Revision) -> Taken {
+        let fits: Vec<Result<(), Reasoned>> = self.settled.iter().map(|(_, room)| room.fits(revision)).collect();
+        let everywhere = fits.iter().all(Result::is_ok);
+        let placed = everywhere || (revision.stage != Stage::Candidate && fits.iter().any(Result::is_ok));
+        let mut refused = None;
+        for ((pod, room), fits) in self.settled.iter_mut().zip(fits) {
+            match fits {
+                Ok(()) if placed => room.take(revision),
+                Ok(()) => {}
+                Err(why) => {
+                    if placed {
+                        let lacks = self.kept.lacking.entry((*pod).to_owned()).or_default();
+                        lacks.insert((revision.name.clone(), revision.digest));
+                    }
+                    let of_pod = |why: Reasoned| match placed {
+                        true => Reasoned::new(why.cause, format!("pod {pod}: {}", why.message)),
+                        false => why,
+                    };
+                    refused.get_or_insert_with(|| of_pod(why));
+                }
+            }
+        }
+        if placed {
+            self.let_in(revision);
+        }
+        Taken { placed, refused }
+    }
+
+    fn let_in(&mut self, revision: &Revision) {
+        for (pod, room) in &mut self.new {
+            match room.fits(revision) {
+                Ok(()) => room.take(revision),
+                Err(why) => {
+                    let (name, digest) = (&revision.name, revision.digest.short());
+                    let message = format!(
+                        "it has no room for what the others hold, and is told nothing: {name}@{digest}: {}",
+                        why.message
+                    );
+                    self.kept.out.entry((*pod).to_owned()).or_insert_with(|| Reasoned::new(why.cause, message));
+                }
+            }
+        }
+    }
+
+    pub(super) fn kept(self) -> Kept {
+        self.kept
+    }
+}
+
+/// What is left on one pod. `None` is not known yet, and so no limit: the engine itself refuses what is too much.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Room {
+struct Room {
     adapters_left: usize,
     rank_max: Option<u32>,
     host: Option<Tank>,
@@ -33,22 +140,24 @@ impl Tank {
 }
 
 impl Room {
-    /// From the reports of the pods, and before there are any from the spec.
-    pub(super) fn of(observed: &Observed) -> Self {
-        let capacity = &observed.pool.spec.capacity;
-        let budgets = || observed.pods.iter().filter_map(|pod| pod.report()).map(|report| report.budgets);
-        let host = budgets().map(|budget| budget.host_bytes_total).filter(|total| *total > 0).min();
-        let disk = budgets().map(|budget| budget.disk_bytes_total).filter(|total| *total > 0).min();
+    /// As the pod reports it, if it does.
+    fn of(pool: &ServingPool, budgets: Option<Budgets>) -> Self {
+        let tank = |total: u64| (total > 0).then(|| Tank::of(total));
         Self {
             adapters_left: ADAPTERS_MAX,
-            rank_max: capacity.max_rank,
-            host: host.or(capacity.host_cache_bytes).map(Tank::of),
-            disk: disk.or(capacity.disk_cache_bytes).map(Tank::of),
+            rank_max: pool.spec.capacity.max_rank,
+            host: budgets.and_then(|budgets| tank(budgets.host_bytes_total)),
+            disk: budgets.and_then(|budgets| tank(budgets.disk_bytes_total)),
         }
     }
 
-    /// Takes the room for one revision, or says which limit is in the way and both values.
-    pub(super) fn take(&mut self, revision: &Revision) -> Result<(), Reasoned> {
+    fn before_any(pool: &ServingPool) -> Self {
+        let capacity = &pool.spec.capacity;
+        let (host, disk) = (capacity.host_cache_bytes.map(Tank::of), capacity.disk_cache_bytes.map(Tank::of));
+        Self { host, disk, ..Self::of(pool, None) }
+    }
+
+    fn fits(&self, revision: &Revision) -> Result<(), Reasoned> {
         if let (Some(limit), Some(rank)) = (self.rank_max, revision.rank)
             && rank > limit
         {
@@ -70,15 +179,16 @@ impl Room {
                 return Err(Reasoned::new(Cause::CapacityExceeded, message));
             }
         }
-        self.adapters_left = self.adapters_left.saturating_sub(1);
-        if revision.in_host_memory()
-            && let Some(tank) = &mut self.host
-        {
-            tank.taken = tank.taken.saturating_add(bytes);
-        }
-        if let Some(tank) = &mut self.disk {
-            tank.taken = tank.taken.saturating_add(bytes);
-        }
         Ok(())
+    }
+
+    fn take(&mut self, revision: &Revision) {
+        self.adapters_left = self.adapters_left.saturating_sub(1);
+        let tanks = [(&mut self.host, revision.in_host_memory()), (&mut self.disk, true)];
+        for (tank, concerned) in tanks {
+            if let Some(tank) = tank.as_mut().filter(|_| concerned) {
+                tank.taken = tank.taken.saturating_add(revision.bytes);
+            }
+        }
     }
 }

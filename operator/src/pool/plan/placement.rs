@@ -1,9 +1,9 @@
 //! Which adapter versions the pods shall hold.
 //!
 //! Every adapter goes to every pod, as far as they fit: what is served comes before what is on its way, and the oldest
-//! object first. The result is per pod already, so that another policy changes nothing around it.
+//! object first.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -15,7 +15,7 @@ use lorafleet_crds::{LoraAdapter, WarmthFloor};
 
 use super::super::observed::Observed;
 use super::Reasoned;
-use super::capacity::Room;
+use super::capacity::{Kept, Rooms, Taken};
 
 /// One version of one adapter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ impl Revision {
 pub enum Verdict {
     /// Nothing of it is verified (any more).
     NotVerified,
-    /// These go to every pod; `refused` says why another one does not.
+    /// These go to the pods that have room for them; `refused` says why one does not go to some or to all.
     Placed { revisions: Vec<Revision>, refused: Option<Reasoned> },
 }
 
@@ -85,20 +85,21 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// A verdict on each adapter that the pool selects, in the order of `observed.adapters`.
-pub(super) fn verdicts(observed: &Observed) -> Vec<(&LoraAdapter, Verdict)> {
+/// A verdict on each adapter that the pool selects, in the order of `observed.adapters`, and what is kept from which pods.
+pub(super) fn verdicts(observed: &Observed) -> (Vec<(&LoraAdapter, Verdict)>, Kept) {
     let selected: Vec<&LoraAdapter> =
         observed.adapters.iter().filter(|adapter| selects(&observed.pool.spec.adapter_selector, adapter)).collect();
     let base = observed.base.as_ref().and_then(|base| base.status.as_ref()?.digest);
-    let mut room = Room::of(observed);
+    let mut rooms = Rooms::of(observed, base);
     let mut placed: Vec<Vec<Revision>> = selected.iter().map(|_| Vec::new()).collect();
     let mut refused: Vec<Option<Reasoned>> = selected.iter().map(|_| None).collect();
     for stage in Stage::ALL {
         for ((adapter, placed), refused) in selected.iter().zip(&mut placed).zip(&mut refused) {
             let Some(revision) = verified(adapter, base).and_then(|adapter| revision(adapter, stage)) else { continue };
-            match room.take(&revision) {
-                Ok(()) => placed.push(revision),
-                Err(why) => *refused = Some(why),
+            let taken: Taken = rooms.take(&revision);
+            *refused = taken.refused.or(refused.take());
+            if taken.placed {
+                placed.push(revision);
             }
         }
     }
@@ -106,21 +107,24 @@ pub(super) fn verdicts(observed: &Observed) -> Vec<(&LoraAdapter, Verdict)> {
         (true, None) => Verdict::NotVerified,
         _ => Verdict::Placed { revisions, refused },
     };
-    selected.into_iter().zip(placed.into_iter().zip(refused).map(verdict)).collect()
+    (selected.into_iter().zip(placed.into_iter().zip(refused).map(verdict)).collect(), rooms.kept())
 }
 
-/// What each pod shall hold: adapters in a fixed order, and the aliases.
+/// What a pod shall hold: adapters in a fixed order, and the aliases.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub(super) struct Wanted {
     pub(super) adapters: Vec<PlacedAdapter>,
     pub(super) aliases: BTreeMap<String, Digest>,
 }
 
-pub(super) fn wanted(verdicts: &[(&LoraAdapter, Verdict)]) -> Wanted {
+/// All that is placed, but for the versions that a pod lacks the room for.
+pub(super) fn wanted(verdicts: &[(&LoraAdapter, Verdict)], lacking: &HashSet<(String, Digest)>) -> Wanted {
     let mut wanted = Wanted::default();
     for (_, verdict) in verdicts {
         let Verdict::Placed { revisions, .. } = verdict else { continue };
-        for revision in revisions {
+        let lacks =
+            |revision: &Revision| !lacking.is_empty() && lacking.contains(&(revision.name.clone(), revision.digest));
+        for revision in revisions.iter().filter(|revision| !lacks(revision)) {
             if revision.stage == Stage::Current {
                 wanted.aliases.insert(revision.name.clone(), revision.digest);
             }
@@ -190,9 +194,47 @@ fn revision(adapter: &LoraAdapter, stage: Stage) -> Option<Revision> {
     })
 }
 
+/// Why the selector takes no adapter, whatever its labels: the schema cannot bound the keys of a map.
+pub fn selector_fault(selector: &Option<LabelSelector>) -> Option<String> {
+    let keys = selector.as_ref()?.match_labels.as_ref()?.keys();
+    let key = keys.into_iter().find(|key| !is_label_key(key))?;
+    let shown: String = key.chars().take(100).filter(|character| !character.is_control()).collect();
+    Some(format!("adapterSelector.matchLabels: no label can have the key '{shown}', so no adapter is selected"))
+}
+
+fn is_label_key(key: &str) -> bool {
+    let (prefix, name) = key.split_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
+    let framed = |text: &str, most: usize, inner: &dyn Fn(char) -> bool| {
+        let ends = [text.chars().next(), text.chars().next_back()];
+        text.len() <= most
+            && ends.into_iter().all(|end| end.is_some_and(|end| end.is_ascii_alphanumeric()))
+            && text.chars().all(|character| character.is_ascii_alphanumeric() || inner(character))
+    };
+    let name_fits = framed(name, 63, &|character| matches!(character, '-' | '_' | '.'));
+    let prefix_fits = |prefix: &str| {
+        framed(prefix, 253, &|character| matches!(character, '-' | '.')) && prefix == prefix.to_ascii_lowercase()
+    };
+    name_fits && prefix.is_none_or(prefix_fits)
+}
+
 /// Whether the pool's selector takes the adapter. A selector that cannot be read takes none.
 pub fn selects(selector: &Option<LabelSelector>, adapter: &LoraAdapter) -> bool {
     let Some(selector) = selector else { return true };
     let parsed: Result<Selector, ParseExpressionError> = selector.clone().try_into();
     parsed.is_ok_and(|selector| selector.matches(adapter.labels()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_that_no_label_has_are_found() {
+        for key in ["tier", "a.b/Tier_1", "example.com/a", "x"] {
+            assert!(is_label_key(key), "{key}");
+        }
+        for key in ["", "a b", "/a", "a/", "-a", "a-", "A.b/c", "a/b/c", "ä", &"a".repeat(64)] {
+            assert!(!is_label_key(key), "{key}");
+        }
+    }
 }

@@ -14,9 +14,13 @@ use super::placement::{Revision, Stage, Verdict, revisions};
 /// Longest message of one placement, in characters, as the schema has it.
 const MESSAGE_CHARACTERS_MAX: usize = 512;
 
-/// The pods that are there to stay, each with what it reports by name and digest: an adapter is looked up in every pod,
+/// The pods that count and are there to stay, each with what it reports by name and digest: an adapter is looked up in every pod,
 /// and there are thousands.
-pub(super) struct Holders<'a>(Vec<Holder<'a>>);
+pub(super) struct Holders<'a> {
+    pods: Vec<Holder<'a>>,
+    /// There shall be none.
+    idle: bool,
+}
 
 struct Holder<'a> {
     pod: &'a PodSeen,
@@ -24,18 +28,18 @@ struct Holder<'a> {
 }
 
 impl<'a> Holders<'a> {
-    pub(super) fn of(observed: &'a Observed) -> Self {
-        let pods = observed.pods.iter().filter(|pod| !pod.deleting);
+    pub(super) fn of(observed: &'a Observed, counts: impl Fn(&str) -> bool) -> Self {
+        let pods = observed.pods.iter().filter(|pod| !pod.deleting && counts(&pod.name));
         let holder = |pod: &'a PodSeen| {
             let reported = pod.report().map(|report| report.adapters.as_slice()).unwrap_or_default();
             Holder { pod, holds: reported.iter().map(|held| ((held.name.as_str(), held.digest), held)).collect() }
         };
-        Self(pods.map(holder).collect())
+        Self { pods: pods.map(holder).collect(), idle: observed.pool.spec.replicas == 0 }
     }
 
     /// What it means that this pod does not hold an adapter for this reason.
     fn cause(&self, pod: &str, error: &PlacementError) -> Cause {
-        let asked = self.0.iter().any(|holder| holder.pod.name == pod && holder.pod.answer != Answer::NotAsked);
+        let asked = self.pods.iter().any(|holder| holder.pod.name == pod && holder.pod.answer != Answer::NotAsked);
         match (asked, error.code == Cause::PodUnreachable.to_string()) {
             (false, _) => Cause::PodsNotReady,
             (true, true) => Cause::PodUnreachable,
@@ -44,7 +48,7 @@ impl<'a> Holders<'a> {
     }
 
     fn take_traffic(&self) -> usize {
-        self.0.iter().filter(|holder| holder.pod.takes_traffic()).count()
+        self.pods.iter().filter(|holder| holder.pod.takes_traffic()).count()
     }
 }
 
@@ -55,8 +59,11 @@ pub(super) fn seen(pool: &str, holders: &Holders<'_>, adapter: &LoraAdapter, ver
         Verdict::Placed { revisions, .. } => revisions,
         Verdict::NotVerified => &known,
     };
-    let placements: Vec<PlacementStatus> =
-        holders.0.iter().flat_map(|holder| revisions.iter().map(move |revision| placement(holder, revision))).collect();
+    let placements: Vec<PlacementStatus> = holders
+        .pods
+        .iter()
+        .flat_map(|holder| revisions.iter().map(move |revision| placement(holder, revision)))
+        .collect();
     let held = revisions.iter().map(|revision| revision.digest);
     let held: Vec<Digest> = held.filter(|digest| held_by_all(holders, &placements, digest)).collect();
     let reason = match verdict {
@@ -124,7 +131,8 @@ fn reason(holders: &Holders<'_>, revisions: &[Revision], placements: &[Placement
         return Reasoned::new(Cause::Loading, format!("pod {} is loading {}", placement.pod, newest.short()));
     }
     if holders.take_traffic() == 0 {
-        return Reasoned::new(Cause::NoReadyPod, "no pod takes traffic yet");
+        let message = if holders.idle { "the pool is scaled to 0" } else { "no pod takes traffic yet" };
+        return Reasoned::new(Cause::NoReadyPod, message);
     }
     // It is served, if not as the spec asks.
     let but = wrong(true).next().map(|(pod, error)| format!("pod {pod}: {}: {}", error.code, error.message));
