@@ -16,8 +16,8 @@ use serde::de::DeserializeOwned;
 use super::MANAGER;
 use super::engine::EngineError;
 use super::observe::Seen;
-use super::observed::{Applied as AppliedOnce, PodSeen};
-use super::plan::{MISSING, Plan, PodAction, PodStep, Reasoned, Step, TOUCHED, key};
+use super::observed::{Applied as AppliedOnce, ChildSeen, PodSeen};
+use super::plan::{MISSING, NOT_OWN, Plan, PodAction, PodStep, Reasoned, Step, TOUCHED, key};
 use crate::build::{Keys, Objects, keys_secret};
 use crate::context::{ApiError, Context};
 
@@ -36,18 +36,18 @@ pub struct Applied {
 /// the pool from saying so.
 pub async fn apply(pool: &ServingPool, seen: &Seen, plan: &Plan, context: &Context) -> Applied {
     let keys_made = if plan.make_keys { make_keys(pool, context).await } else { Ok(()) };
-    let mut writes = Vec::new();
+    let (children, mut writes) = (&seen.observed.children, Vec::new());
     if let Some(objects) = &plan.objects {
         // A new field of Objects that is not applied here does not compile.
         let Objects { config, engine_service, engine, gateway_account, gateway_binding, gateway_service, gateway } =
             objects.as_ref();
-        writes.push(apply_one(config, plan, context).await);
-        writes.push(apply_one(engine_service, plan, context).await);
-        writes.push(apply_one(engine, plan, context).await);
-        writes.push(apply_one(gateway_account, plan, context).await);
-        writes.push(apply_one(gateway_binding, plan, context).await);
-        writes.push(apply_one(gateway_service, plan, context).await);
-        writes.push(apply_one(gateway, plan, context).await);
+        writes.push(apply_one(config, children, plan, context).await);
+        writes.push(apply_one(engine_service, children, plan, context).await);
+        writes.push(apply_one(engine, children, plan, context).await);
+        writes.push(apply_one(gateway_account, children, plan, context).await);
+        writes.push(apply_one(gateway_binding, children, plan, context).await);
+        writes.push(apply_one(gateway_service, children, plan, context).await);
+        writes.push(apply_one(gateway, children, plan, context).await);
     }
     let (mut written, mut failed) = (BTreeMap::new(), Vec::from_iter(keys_made.err()));
     for write in writes {
@@ -91,21 +91,58 @@ fn in_the_way(doing: String, message: String) -> ApiError {
     ApiError::of(doing)(kube::Error::Api(Status::failure(&message, "AlreadyExists").with_code(409).boxed()))
 }
 
-/// Whether an object of this name is there that is not the pool's: it is left as it is.
-async fn is_foreign<K>(object: &K, api: &Api<K>) -> kube::Result<bool>
-where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
-{
-    let owners = |meta: &ObjectMeta| {
-        let owners = meta.owner_references.iter().flatten().filter(|owner| owner.controller == Some(true));
-        owners.map(|owner| owner.uid.clone()).collect::<Vec<_>>()
-    };
-    let found = api.get_metadata_opt(&object.name_any()).await?;
-    Ok(found.is_some_and(|found| owners(&found.metadata) != owners(object.meta())))
+/// Uid of the one owner that controls an object.
+pub fn controller(meta: &ObjectMeta) -> Option<&str> {
+    let owner = meta.owner_references.iter().flatten().find(|owner| owner.controller == Some(true));
+    owner.map(|owner| owner.uid.as_str())
 }
 
+/// Whether what has the name may be written: it is the pool's, or nobody's and made for it. Of a ServiceAccount or RoleBinding
+/// cannot be seen what it is allowed, or allows: one that the pool does not control is never taken over.
+fn may_be_written(kind: &str, found: &ObjectMeta, wanted: &ObjectMeta) -> bool {
+    match controller(found) {
+        Some(owner) => Some(owner) == controller(wanted),
+        None if matches!(kind, "ServiceAccount" | "RoleBinding") => false,
+        None => {
+            let has = |(name, value)| found.labels.as_ref().and_then(|labels| labels.get(name)) == Some(value);
+            wanted.labels.as_ref().is_some_and(|labels| labels.iter().all(has))
+        }
+    }
+}
+
+/// Writes the object over what is known of it by its uid, or makes it: then nobody else may have written to it before.
+async fn write<K>(object: &K, uid: Option<String>, api: &Api<K>) -> kube::Result<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Serialize + DeserializeOwned + std::fmt::Debug,
+{
+    let (name, params) = (object.name_any(), PatchParams::apply(MANAGER));
+    let mut object = object.clone();
+    object.meta_mut().uid.clone_from(&uid);
+    let params = if uid.is_some() { params.force() } else { params };
+    let written = api.patch(&name, &params, &Patch::Apply(&object)).await?;
+    let others = |written: &K| {
+        written.managed_fields().iter().any(|entry| entry.manager.as_deref().is_some_and(|manager| manager != MANAGER))
+    };
+    if uid.is_none() && others(&written) {
+        // Somebody was faster. Applying nothing gives back what was added to his.
+        let nothing = serde_json::json!({
+            "apiVersion": K::api_version(&()), "kind": K::kind(&()), "metadata": { "name": name, "uid": written.uid() },
+        });
+        api.patch(&name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&nothing)).await?;
+        return Err(kube::Error::Api(Status::failure(NOT_THE_POOLS, "AlreadyExists").with_code(409).boxed()));
+    }
+    Ok(written)
+}
+
+const NOT_THE_POOLS: &str = "one of that name is there already, and it is not this pool's: rename the pool, or delete that object, which is then made anew";
+
 /// What came of it, if something was to be written.
-async fn apply_one<K>(object: &K, plan: &Plan, context: &Context) -> Result<Option<(String, AppliedOnce)>, ApiError>
+async fn apply_one<K>(
+    object: &K,
+    children: &BTreeMap<String, ChildSeen>,
+    plan: &Plan,
+    context: &Context,
+) -> Result<Option<(String, AppliedOnce)>, ApiError>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone
@@ -124,12 +161,16 @@ where
     }
     let (api, doing) =
         (Api::<K>::namespaced(context.client.clone(), &namespace), format!("applying {key} in {namespace}"));
-    if *why == MISSING && is_foreign(object, &api).await.map_err(ApiError::of(&doing))? {
-        return Err(in_the_way(doing, "one of that name is there already, and it is not this pool's".to_owned()));
+    let mut uid = children.get(&key).and_then(|child| child.uid.clone());
+    if [MISSING, NOT_OWN].contains(why) {
+        let found = api.get_metadata_opt(&object.name_any()).await.map_err(ApiError::of(&doing))?;
+        if found.as_ref().is_some_and(|found| !may_be_written(&K::kind(&()), &found.metadata, object.meta())) {
+            return Err(in_the_way(doing, NOT_THE_POOLS.to_owned()));
+        }
+        uid = found.and_then(|found| found.metadata.uid);
     }
     context.metrics.writes.with_label_values(&[K::kind(&()).as_ref()]).inc();
-    let params = PatchParams::apply(MANAGER).force();
-    let written = api.patch(&object.name_any(), &params, &Patch::Apply(object)).await.map_err(ApiError::of(doing))?;
+    let written = write(object, uid, &api).await.map_err(ApiError::of(doing))?;
     let applied = AppliedOnce {
         hash: hash.clone(),
         resource_version: written.resource_version().unwrap_or_default(),
@@ -210,5 +251,33 @@ impl AppliedMemory {
         };
         lock(&self.objects).retain(|key, _| keep(key));
         lock(&self.keys).retain(|key, _| keep(key));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_the_pools_is_written() {
+        let meta = |text: &str| serde_norway::from_str::<ObjectMeta>(text).unwrap();
+        let owner = |uid: &str| {
+            format!("ownerReferences: [{{apiVersion: v1, kind: K, name: n, uid: {uid}, controller: true}}]")
+        };
+        let wanted = meta(&format!("{{labels: {{a: x, b: y}}, {}}}", owner("pool")));
+        for (found, written, account) in [
+            (format!("{{{}}}", owner("pool")), true, true),
+            (format!("{{labels: {{a: x, b: y}}, {}}}", owner("other")), false, false),
+            ("{labels: {a: x, b: y, c: z}}".to_owned(), true, false),
+            ("{labels: {a: x, b: other}}".to_owned(), false, false),
+            ("{}".to_owned(), false, false),
+            // An owner that does not control it is no claim on it.
+            (owner("other").replace("true", "false"), false, false),
+        ] {
+            let found = meta(&found);
+            assert_eq!(may_be_written("Deployment", &found, &wanted), written, "{found:?}");
+            assert_eq!(may_be_written("ServiceAccount", &found, &wanted), account, "{found:?}");
+            assert_eq!(may_be_written("RoleBinding", &found, &wanted), account, "{found:?}");
+        }
     }
 }

@@ -11,7 +11,7 @@ use kube::{Api, Resource, ResourceExt};
 use lorafleet_crds::{ServingPool, names};
 use serde_json::Value;
 
-use super::apply::AppliedMemory;
+use super::apply::{AppliedMemory, controller};
 use super::observed::{Answer, ChildSeen, DeploymentSeen, Observed, PodSeen, Trouble};
 use crate::build::{Defaults, Keys};
 use crate::context::{ApiError, Context};
@@ -45,7 +45,7 @@ pub async fn observe(pool: &ServingPool, context: &Context) -> Result<Seen, ApiE
         base: base.map(|base| base.as_ref().clone()),
         adapters: adapters.iter().map(|adapter| adapter.as_ref().clone()).collect(),
         pods,
-        children: children(context, &namespace, &name),
+        children: children(context, pool),
         keys_exist: keys.is_some(),
         api_keys_missing: api_keys_missing(pool, context).await,
         engine: progress(names::engine(&name)),
@@ -247,18 +247,18 @@ fn progress(deployment: &Deployment) -> DeploymentSeen {
 }
 
 /// The pool's objects that exist, with what this operator remembers of writing them.
-fn children(context: &Context, namespace: &str, pool: &str) -> BTreeMap<String, ChildSeen> {
+fn children(context: &Context, pool: &ServingPool) -> BTreeMap<String, ChildSeen> {
     let stores = &context.stores;
-    let (engine, gateway) = (names::engine(pool), names::gateway(pool));
+    let (engine, gateway) = (names::engine(&pool.name_any()), names::gateway(&pool.name_any()));
     let mut seen = BTreeMap::new();
     let memory = &context.applied;
-    add(&mut seen, memory, &stores.config_maps, "ConfigMap", namespace, &engine);
-    add(&mut seen, memory, &stores.services, "Service", namespace, &engine);
-    add(&mut seen, memory, &stores.services, "Service", namespace, &gateway);
-    add(&mut seen, memory, &stores.deployments, "Deployment", namespace, &engine);
-    add(&mut seen, memory, &stores.deployments, "Deployment", namespace, &gateway);
-    add(&mut seen, memory, &stores.service_accounts, "ServiceAccount", namespace, &gateway);
-    add(&mut seen, memory, &stores.role_bindings, "RoleBinding", namespace, &gateway);
+    add(&mut seen, memory, &stores.config_maps, "ConfigMap", pool, &engine);
+    add(&mut seen, memory, &stores.services, "Service", pool, &engine);
+    add(&mut seen, memory, &stores.services, "Service", pool, &gateway);
+    add(&mut seen, memory, &stores.deployments, "Deployment", pool, &engine);
+    add(&mut seen, memory, &stores.deployments, "Deployment", pool, &gateway);
+    add(&mut seen, memory, &stores.service_accounts, "ServiceAccount", pool, &gateway);
+    add(&mut seen, memory, &stores.role_bindings, "RoleBinding", pool, &gateway);
     seen
 }
 
@@ -267,16 +267,19 @@ fn add<K>(
     memory: &AppliedMemory,
     store: &Store<K>,
     kind: &str,
-    namespace: &str,
+    pool: &ServingPool,
     name: &str,
 ) where
     K: Resource<DynamicType = ()> + Clone + 'static,
 {
-    let Some(object) = store.get(&ObjectRef::new(name).within(namespace)) else { return };
+    let namespace = pool.namespace().unwrap_or_default();
+    let Some(object) = store.get(&ObjectRef::new(name).within(&namespace)) else { return };
     let key = format!("{kind}/{name}");
     let child = ChildSeen {
         resource_version: object.resource_version().unwrap_or_default(),
-        applied: memory.get(namespace, &key),
+        uid: object.uid(),
+        foreign: controller(object.meta()) != pool.uid().as_deref(),
+        applied: memory.get(&namespace, &key),
     };
     seen.insert(key, child);
 }

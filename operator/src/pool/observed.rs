@@ -81,6 +81,11 @@ pub enum Answer {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ChildSeen {
     pub resource_version: String,
+    #[serde(default)]
+    pub uid: Option<String>,
+    /// It carries the pool's labels, and the pool does not control it.
+    #[serde(default)]
+    pub foreign: bool,
     /// What this operator last applied to it, and which version came of it.
     #[serde(default)]
     pub applied: Option<Applied>,

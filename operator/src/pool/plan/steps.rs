@@ -20,6 +20,9 @@ pub(in crate::pool) const TOUCHED: &str = "touched by others";
 /// Why an object is applied that is not among the operator's own: it does not exist, or is somebody else's.
 pub(in crate::pool) const MISSING: &str = "missing";
 
+/// Why an object is applied that has the pool's labels and that the pool does not control.
+pub(in crate::pool) const NOT_OWN: &str = "not the pool's yet";
+
 /// `Kind/name` of an object.
 pub(in crate::pool) fn key<K: Resource<DynamicType = ()>>(object: &K) -> String {
     format!("{}/{}", K::kind(&()), object.name_any())
@@ -47,6 +50,7 @@ where
     let (key, hash) = (key(object), short_hash(object));
     let why = match observed.children.get(&key) {
         None => Some(MISSING),
+        Some(child) if child.foreign => Some(NOT_OWN),
         Some(child) => match &child.applied {
             None => Some("not compared yet"),
             Some(applied) if applied.hash != hash => Some("changed"),
