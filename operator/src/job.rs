@@ -14,6 +14,9 @@ use tokio::task::AbortHandle;
 
 use crate::settings::Limits;
 
+/// Sources of one namespace that are read at the same time.
+const OF_NAMESPACE_MAX: usize = 2;
+
 /// What became of the job of one object.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
@@ -69,12 +72,20 @@ pub struct Jobs<T> {
     turns: Arc<Turns>,
 }
 
-/// How much is read at the same time: so many sources in all, and one of each namespace. A turn is short: who has not
-/// ended by then goes to the end of the queue and takes his work up again at his next turn, so that nobody waits longer
+/// Where the work of one source waits: behind others of its namespace, and of them only behind those of the same store.
+#[derive(Clone, Debug)]
+pub struct Lane {
+    pub namespace: String,
+    /// Names the store and how it is reached.
+    pub door: String,
+}
+
+/// How much is read at the same time: so many sources in all, two of each namespace, and one of each store that a namespace
+/// names. So a store that is away holds up nobody who waits for another one. A turn is short: who has not ended by then goes to the end of the queue and takes his work up again at his next turn, so that nobody waits longer
 /// for a turn than the others' turns last, whatever their sources do. Who has not got far enough in a turn is given up.
 pub struct Turns {
     all: Semaphore,
-    of_namespace: Mutex<HashMap<String, Arc<Semaphore>>>,
+    lanes: Mutex<HashMap<String, Arc<Semaphore>>>,
     length: Duration,
     /// How far work must get in a turn that it does not end.
     bytes_min: u64,
@@ -84,7 +95,7 @@ impl Turns {
     pub fn new(most: usize, limits: &Limits) -> Self {
         Self {
             all: Semaphore::new(most),
-            of_namespace: Mutex::default(),
+            lanes: Mutex::default(),
             length: limits.read_turn,
             bytes_min: limits.read_turn.as_millis() as u64 * limits.read_bytes_per_second_min / 1000,
         }
@@ -95,18 +106,22 @@ impl Turns {
     ///
     /// # Errors
     /// The work's own; Unavailable if it does not get on.
-    async fn take<T, F>(&self, namespace: &str, progress: &Progress, work: impl FnOnce() -> F) -> Result<T, Fault>
+    async fn take<T, F>(&self, lane: &Lane, progress: &Progress, work: impl FnOnce() -> F) -> Result<T, Fault>
     where
         F: Future<Output = Result<T, Fault>> + Send + 'static,
     {
-        let own = {
-            let mut all = self.of_namespace.lock().unwrap_or_else(PoisonError::into_inner);
+        let Lane { namespace, door } = lane;
+        let (door, namespace) = {
+            let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
             // Nobody waits for or holds those that are only here.
-            all.retain(|_, own| Arc::strong_count(own) > 1);
-            all.entry(namespace.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(1))).clone()
+            lanes.retain(|_, lane| Arc::strong_count(lane) > 1);
+            let mut lane =
+                |name: String, most| lanes.entry(name).or_insert_with(|| Arc::new(Semaphore::new(most))).clone();
+            (lane(format!("{namespace}/{door}"), 1), lane(namespace.clone(), OF_NAMESPACE_MAX))
         };
-        // The semaphores are never closed.
-        let _own = own.acquire().await;
+        // The semaphores are never closed. Who waits for a store takes no place of the namespace's.
+        let _door = door.acquire().await;
+        let _own = namespace.acquire().await;
         let mut turn = self.all.acquire().await;
         let mut work = work().boxed();
         loop {
@@ -157,7 +172,7 @@ impl<T: Clone + Send + 'static> Jobs<T> {
     /// bytes it has read. `ended` is called after the outcome can be seen.
     pub fn start<F>(
         &self,
-        namespace: &str,
+        lane: Lane,
         uid: &str,
         fingerprint: &str,
         progress: Arc<Progress>,
@@ -178,9 +193,9 @@ impl<T: Clone + Send + 'static> Jobs<T> {
             None => 1,
         };
         let (shared, turns) = (self.entries.clone(), self.turns.clone());
-        let (key, wanted, namespace) = (uid.to_owned(), fingerprint.to_owned(), namespace.to_owned());
+        let (key, wanted) = (uid.to_owned(), fingerprint.to_owned());
         let task = tokio::spawn(async move {
-            let outcome = turns.take(&namespace, &progress, work).await;
+            let outcome = turns.take(&lane, &progress, work).await;
             if let Some(entry) = Self::lock(&shared).get_mut(&key).filter(|entry| entry.fingerprint == wanted) {
                 entry.state = match outcome {
                     Ok(outcome) => State::Done(outcome),
@@ -241,14 +256,20 @@ mod tests {
         Arc::new(Turns::new(most, &limits))
     }
 
+    fn lane(place: &str) -> Lane {
+        let (namespace, door) = place.split_once('/').unwrap_or((place, "store"));
+        Lane { namespace: namespace.to_owned(), door: door.to_owned() }
+    }
+
     /// Starts a job that hands its outcome over when it has ended.
     fn start<F>(jobs: &Jobs<u32>, namespace: &str, uid: &str, fingerprint: &str, work: F) -> oneshot::Receiver<()>
     where
         F: Future<Output = Result<u32, Fault>> + Send + 'static,
     {
         let (sender, ended) = oneshot::channel();
+        // `namespace`, or `namespace/door`.
         jobs.start(
-            namespace,
+            lane(namespace),
             uid,
             fingerprint,
             Arc::default(),
@@ -292,13 +313,30 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_store_that_is_away_holds_up_no_other() {
+        let jobs = Jobs::new(turns(4));
+        let away = ["1", "2", "3"].map(|uid| start(&jobs, "a/away", uid, "1", std::future::pending()));
+        let began = Instant::now();
+        for uid in ["x", "y"] {
+            start(&jobs, "a/there", uid, "1", async { Ok(1) }).await.unwrap();
+        }
+        assert!(began.elapsed() < Duration::from_millis(200), "they waited for a turn of a store that is away");
+        assert_eq!(jobs.state("1", "1"), JobState::Running);
+        for ended in away {
+            ended.await.unwrap();
+        }
+        // One after the other: three turns.
+        assert!(began.elapsed() >= Duration::from_millis(600));
+    }
+
+    #[tokio::test]
     async fn long_reads_make_room_and_go_on() {
         let jobs = Jobs::new(turns(1));
         let progress = Arc::new(Progress::default());
         let reading = progress.clone();
         let (sender, mut long) = oneshot::channel();
         jobs.start(
-            "a",
+            lane("a"),
             "long",
             "1",
             progress,
@@ -329,7 +367,8 @@ mod tests {
             tokio::task::yield_now().await;
             Ok(bytes.len())
         };
-        let waiting = turns.take("a", &progress, large);
+        let lane = lane("a");
+        let waiting = turns.take(&lane, &progress, large);
         let size = size_of_val(&waiting);
         assert!(size < 2_000, "{size} bytes");
         assert_eq!(waiting.await, Ok(100_000));

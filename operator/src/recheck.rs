@@ -10,7 +10,7 @@ use lorafleet_crds::SourceFile;
 use serde::Deserialize;
 
 use crate::hash::{share_of, short_hash};
-use crate::job::{Fault, JobState, Jobs, Turns};
+use crate::job::{Fault, JobState, Jobs, Lane, Turns};
 
 /// What a source showed, beside what was judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -104,7 +104,7 @@ impl Rechecks {
     /// known what they are.
     pub fn look<F>(
         &self,
-        namespace: &str,
+        lane: Lane,
         uid: &str,
         judged: Option<String>,
         ended: impl FnOnce() + Send + 'static,
@@ -116,7 +116,7 @@ impl Rechecks {
         self.note(uid, self.every, other.clone());
         let key = judged.clone().unwrap_or_default();
         let (seen, of, soon) = (self.seen.clone(), uid.to_owned(), self.every.min(SETTLED_AFTER));
-        self.jobs.start(namespace, uid, &key, Arc::default(), ended, move || async move {
+        self.jobs.start(lane, uid, &key, Arc::default(), ended, move || async move {
             let Some(files) = list().await? else { return Ok(Look::Other) };
             let now = Some(listing(&files));
             let (look, other) = match now == judged {
@@ -188,7 +188,7 @@ mod tests {
             let (sender, ended) = tokio::sync::oneshot::channel();
             let what = format!("{shown:?}");
             rechecks.look(
-                "demo",
+                Lane { namespace: "demo".to_owned(), door: "store".to_owned() },
                 "uid",
                 judged.clone(),
                 || {

@@ -15,7 +15,7 @@ use lorafleet_source::{
 
 use crate::context::Context;
 use crate::hash::short_hash;
-use crate::job::{Fault, FaultKind};
+use crate::job::{Fault, FaultKind, Lane};
 use crate::settings::Limits;
 
 /// How to reach a source, as an entry of a spec says it.
@@ -30,6 +30,11 @@ pub struct Door {
 }
 
 impl Door {
+    /// Where reads through it wait.
+    pub fn lane(&self) -> Lane {
+        Lane { namespace: self.namespace.clone(), door: short_hash(self) }
+    }
+
     pub fn new(namespace: &str, prefix: &str, access: &StoreAccess) -> Self {
         let StoreAccess { endpoint, region, credentials_secret_ref } = access.clone();
         Self {

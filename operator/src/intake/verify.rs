@@ -17,12 +17,12 @@ use crate::source::{ReadEnd, looked, source_file};
 
 /// Starts the read; the controller is called again when it ends.
 pub(super) fn start(adapter: &Arc<LoraAdapter>, order: Order, context: &Arc<Context>) {
-    let (namespace, uid) = (adapter.namespace().unwrap_or_default(), adapter.uid().unwrap_or_default());
+    let (lane, uid) = (order.door.lane(), adapter.uid().unwrap_or_default());
     let fingerprint = order.fingerprint.clone();
     let progress = Arc::new(Progress::default());
     let (shared, counted) = (context.clone(), progress.clone());
     context.adapter_rechecks.forget(&uid);
-    context.intake_jobs.start(&namespace, &uid, &fingerprint, progress, ring(adapter, context), move || async move {
+    context.intake_jobs.start(lane, &uid, &fingerprint, progress, ring(adapter, context), move || async move {
         let ended = read(&order, &counted, &shared).await;
         let word = match &ended {
             Ok(Outcome::Verified(_)) => "verified",
@@ -36,10 +36,10 @@ pub(super) fn start(adapter: &Arc<LoraAdapter>, order: Order, context: &Arc<Cont
 
 /// Starts a look at a source that was judged before: one listing.
 pub(super) fn look(adapter: &Arc<LoraAdapter>, order: Order, context: &Arc<Context>) {
-    let (namespace, uid) = (adapter.namespace().unwrap_or_default(), adapter.uid().unwrap_or_default());
+    let (lane, uid) = (order.door.lane(), adapter.uid().unwrap_or_default());
     let judged = adapter.status.as_ref().and_then(|status| status.source_listing.clone());
     let shared = context.clone();
-    context.adapter_rechecks.look(&namespace, &uid, judged, ring(adapter, context), move || async move {
+    context.adapter_rechecks.look(lane, &uid, judged, ring(adapter, context), move || async move {
         let listing = shared.open_doors.list(&order.door, &order.uri, &shared).await;
         let word = if listing.is_ok() { "ok" } else { "error" };
         shared.metrics.looks.with_label_values(&["intake", word]).inc();

@@ -19,12 +19,12 @@ const FILES_MAX: usize = 256;
 
 /// Starts the read; the controller is called again when it ends.
 pub(super) fn start(base: &Arc<BaseModel>, order: Order, context: &Arc<Context>) {
-    let (namespace, uid) = (base.namespace().unwrap_or_default(), base.uid().unwrap_or_default());
+    let (lane, uid) = (order.door.lane(), base.uid().unwrap_or_default());
     let fingerprint = order.fingerprint.clone();
     let progress = Arc::new(Progress::default());
     let (shared, counted) = (context.clone(), progress.clone());
     context.model_rechecks.forget(&uid);
-    context.model_jobs.start(&namespace, &uid, &fingerprint, progress, ring(base, context), move || async move {
+    context.model_jobs.start(lane, &uid, &fingerprint, progress, ring(base, context), move || async move {
         let ended = read(&order, &counted, &shared).await;
         let word = match &ended {
             Ok(Outcome::Read(_)) => "verified",
@@ -38,10 +38,10 @@ pub(super) fn start(base: &Arc<BaseModel>, order: Order, context: &Arc<Context>)
 
 /// Starts a look at a source that was judged before: one listing.
 pub(super) fn look(base: &Arc<BaseModel>, order: Order, context: &Arc<Context>) {
-    let (namespace, uid) = (base.namespace().unwrap_or_default(), base.uid().unwrap_or_default());
+    let (lane, uid) = (order.door.lane(), base.uid().unwrap_or_default());
     let judged = base.status.as_ref().and_then(|status| status.source_listing.clone());
     let shared = context.clone();
-    context.model_rechecks.look(&namespace, &uid, judged, ring(base, context), move || async move {
+    context.model_rechecks.look(lane, &uid, judged, ring(base, context), move || async move {
         let listing = shared.open_doors.list(&order.door, &order.uri, &shared).await;
         let word = if listing.is_ok() { "ok" } else { "error" };
         shared.metrics.looks.with_label_values(&["model", word]).inc();
