@@ -75,9 +75,11 @@ pub struct BaseModelSpec {
 pub struct ModelSource {
     /// `s3://bucket/prefix`: a folder with config, tokenizer and weights, or a single `.gguf` object.
     /// `https://`, `hf://org/repo@revision` and `pvc://claim/path` are refused by this version (`UnsupportedSource`).
-    #[schemars(length(min = 6, max = 1024), regex(pattern = r"^(s3|https|hf|pvc)://[^\s?#]+$"))]
-    #[x_kube(validation = Rule::new("!self.split('/').exists(segment, segment == '..' || segment == '.')")
-        .message("no segment of a uri may be '.' or '..'"))]
+    #[schemars(length(min = 6, max = 1024), regex(pattern = crate::schema::SOURCE_PATTERN))]
+    #[x_kube(
+        validation = Rule::new(crate::schema::NO_DOTS).message("no segment of a uri may be '.' or '..'"),
+        validation = Rule::new(crate::schema::NOTHING_HIDDEN).message(crate::schema::NOTHING_HIDDEN_SAID)
+    )]
     pub uri: String,
     #[serde(flatten)]
     pub access: StoreAccess,
@@ -89,7 +91,7 @@ pub struct ModelSource {
 pub struct StoreAccess {
     /// Endpoint of an S3-compatible server, for instance `http://s3.example:9000`. Default: AWS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 512), regex(pattern = r"^https?://[^/\s?#]+/?$"))]
+    #[schemars(length(max = 512), regex(pattern = crate::schema::ENDPOINT_PATTERN))]
     pub endpoint: Option<String>,
     /// Region of the bucket. Default: what the reader's surroundings say (`AWS_REGION`, a profile), else `us-east-1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -105,7 +107,7 @@ pub struct StoreAccess {
 /// A Secret of the same namespace.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SecretRef {
-    #[schemars(length(min = 1, max = 253))]
+    #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub name: String,
 }
 
@@ -130,6 +132,8 @@ pub struct AdapterPolicy {
     /// Where adapters may come from. Empty: nowhere.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["prefix"]))]
+    #[x_kube(validation = Rule::new("self.all(a, !a.prefix.endsWith('/') || !self.exists(b, b.prefix + '/' == a.prefix))")
+        .message("two allowedSources are the same prefix, once with a slash at its end: only one of them would count"))]
     pub allowed_sources: Vec<AllowedSource>,
     /// Largest rank of any module of an adapter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -184,9 +188,11 @@ impl Default for AdapterPolicy {
 pub struct AllowedSource {
     /// Scheme, bucket or host, and whole path segments: `s3://adapters/team` allows `s3://adapters/team/x` and not
     /// `s3://adapters/team-evil`.
-    #[schemars(length(min = 6, max = 512), regex(pattern = r"^(s3|https|hf|pvc)://[^\s?#]+$"))]
-    #[x_kube(validation = Rule::new("!self.split('/').exists(segment, segment == '..' || segment == '.')")
-        .message("no segment of a prefix may be '.' or '..'"))]
+    #[schemars(length(min = 6, max = 512), regex(pattern = crate::schema::SOURCE_PATTERN))]
+    #[x_kube(
+        validation = Rule::new(crate::schema::NO_DOTS).message("no segment of a prefix may be '.' or '..'"),
+        validation = Rule::new(crate::schema::NOTHING_HIDDEN).message(crate::schema::NOTHING_HIDDEN_SAID)
+    )]
     pub prefix: String,
     #[serde(flatten)]
     pub access: StoreAccess,

@@ -82,9 +82,11 @@ pub struct BaseModelRef {
 pub struct AdapterSource {
     /// `s3://bucket/folder`, a folder with `adapter_config.json` and `adapter_model.safetensors`.
     /// `https://`, `hf://` and `pvc://` are refused by this version (`UnsupportedSource`).
-    #[schemars(length(min = 6, max = 1024), regex(pattern = r"^(s3|https|hf|pvc)://[^\s?#]+$"))]
-    #[x_kube(validation = Rule::new("!self.split('/').exists(segment, segment == '..' || segment == '.')")
-        .message("no segment of a uri may be '.' or '..'"))]
+    #[schemars(length(min = 6, max = 1024), regex(pattern = crate::schema::SOURCE_PATTERN))]
+    #[x_kube(
+        validation = Rule::new(crate::schema::NO_DOTS).message("no segment of a uri may be '.' or '..'"),
+        validation = Rule::new(crate::schema::NOTHING_HIDDEN).message(crate::schema::NOTHING_HIDDEN_SAID)
+    )]
     pub uri: String,
     /// Serve what the folder holds, whenever it changes: new content that has stayed for a minute is verified and rolled out
     /// by itself. Put both files there together, else a mixture of old and new may be what is verified. Default: the digest

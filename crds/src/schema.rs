@@ -2,6 +2,28 @@
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 
+/// A source as [`lorafleet_artifact::SourceUri`] reads it: a plain bucket, host or claim, and no empty segment.
+pub(crate) const SOURCE_PATTERN: &str = r"^(s3|https|hf|pvc)://[A-Za-z0-9._:-]+(/[^\s\p{Cc}/?#\\]+)*/?$";
+
+/// No step upwards, also for whoever decodes what nothing here does.
+pub(crate) const NO_DOTS: &str =
+    "!self.lowerAscii().replace('%2e', '.').split('/').exists(segment, segment == '..' || segment == '.')";
+
+pub(crate) const NOTHING_HIDDEN: &str = "!self.lowerAscii().matches('%(2f|5c|0[0-9a-f]|1[0-9a-f]|7f)')";
+
+pub(crate) const NOTHING_HIDDEN_SAID: &str =
+    "no segment may hide a slash, a backslash or a control character behind a '%'";
+
+/// Scheme, host and port of a store.
+pub(crate) const ENDPOINT_PATTERN: &str = r"^https?://([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]))?/?$";
+
+/// What the key of a label may be.
+const LABEL_KEY_PATTERN: &str =
+    r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$";
+
+/// What the value of a label may be.
+const LABEL_VALUE_PATTERN: &str = r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$";
+
 /// A [`lorafleet_artifact::Digest`] as text.
 pub(crate) fn digest(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "pattern": DIGEST_PATTERN, "maxLength": 71 })
@@ -68,7 +90,7 @@ pub(crate) fn optional_label_selector(_: &mut SchemaGenerator) -> Schema {
             "matchLabels": {
                 "type": "object",
                 "maxProperties": 16,
-                "additionalProperties": { "type": "string", "maxLength": 63 },
+                "additionalProperties": { "type": "string", "maxLength": 63, "pattern": LABEL_VALUE_PATTERN },
             },
             "matchExpressions": {
                 "type": "array",
@@ -82,13 +104,13 @@ pub(crate) fn optional_label_selector(_: &mut SchemaGenerator) -> Schema {
                         "message": "In and NotIn need values, Exists and DoesNotExist have none",
                     }],
                     "properties": {
-                        "key": { "type": "string", "maxLength": 317 },
+                        "key": { "type": "string", "maxLength": 317, "pattern": LABEL_KEY_PATTERN },
                         "operator": { "type": "string", "enum": ["In", "NotIn", "Exists", "DoesNotExist"] },
                         "values": {
                             "type": "array",
                             "maxItems": 64,
                             "x-kubernetes-list-type": "atomic",
-                            "items": { "type": "string", "maxLength": 63 },
+                            "items": { "type": "string", "maxLength": 63, "pattern": LABEL_VALUE_PATTERN },
                         },
                     },
                 },
@@ -128,7 +150,6 @@ pub(crate) fn optional_resources(_: &mut SchemaGenerator) -> Schema {
 }
 
 /// As Kubernetes writes amounts: `100m`, `1Gi`, `2e3`.
-const QUANTITY_PATTERN: &str =
-    r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?[0-9]+))?$";
+const QUANTITY_PATTERN: &str = r"^\+?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?[0-9]+))?$";
 
 const DIGEST_PATTERN: &str = "^sha256:[0-9a-f]{64}$";

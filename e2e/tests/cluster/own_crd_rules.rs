@@ -47,7 +47,7 @@ fn check(kubectl: &Kubectl, manifest: &str, expected: &str) {
 }
 
 /// Kind, name, spec, and what the refusal says ("" when accepted). A later line may change an earlier object.
-const CASES: [(&str, &str, &str, &str); 49] = [
+const CASES: &[(&str, &str, &str, &str)] = &[
     (BASE, "base", "{source: {uri: 's3://models/m', endpoint: 'http://s3:9000'}}", ""),
     (BASE, "none", "{}", "spec.source: Required value"),
     (BASE, "scheme", "{source: {uri: 'ftp://models/m'}}", "spec.source.uri"),
@@ -181,6 +181,49 @@ const CASES: [(&str, &str, &str, &str); 49] = [
         "fenceless",
         "{baseModelRef: {name: base}, engine: {env: [{name: A, value: b}, {name: LORAFLEET_MODEL_DIGEST, value: ''}]}}",
         "env may not set LORAFLEET_MODEL_DIGEST: ",
+    ),
+    (BASE, "no-bucket", "{source: {uri: 's3:///m'}}", "spec.source.uri"),
+    (BASE, "no-segment", "{source: {uri: 's3://models//m'}}", "spec.source.uri"),
+    (BASE, "backslash", "{source: {uri: 's3://models/a\\m'}}", "spec.source.uri"),
+    (BASE, "no-character", "{source: {uri: \"s3://models/a\\u0001m\"}}", "spec.source.uri"),
+    (BASE, "odd-bucket", "{source: {uri: 's3://m$!/m'}}", "spec.source.uri"),
+    (BASE, "hidden-dots", "{source: {uri: 's3://models/%2E%2e/m'}}", "no segment of a uri may be '.' or '..'"),
+    (BASE, "hidden-slash", "{source: {uri: 's3://models/a%2Fm'}}", "no segment may hide a slash"),
+    (BASE, "percent", "{source: {uri: 's3://models/100%25/a+b=c@1/'}}", ""),
+    (
+        BASE,
+        "prefix-twice",
+        "{source: {uri: 's3://m/m'}, adapterPolicy: {allowedSources: [{prefix: 's3://a/b/'}, {prefix: 's3://a/b'}]}}",
+        "two allowedSources are the same prefix",
+    ),
+    (BASE, "endpoint-user", "{source: {uri: 's3://models/m', endpoint: 'http://u:p@h'}}", "spec.source.endpoint"),
+    (BASE, "endpoint-port", "{source: {uri: 's3://models/m', endpoint: 'http://h:99999'}}", "spec.source.endpoint"),
+    (BASE, "endpoint-open", "{source: {uri: 's3://models/m', endpoint: 'http://[:::'}}", "spec.source.endpoint"),
+    (BASE, "endpoint-six", "{source: {uri: 's3://models/m', endpoint: 'http://[::1]:9000/'}}", ""),
+    (BASE, "secret", "{source: {uri: 's3://models/m', credentialsSecretRef: {name: A_B}}}", "credentialsSecretRef"),
+    (
+        POOL,
+        "label-value",
+        "{baseModelRef: {name: base}, adapterSelector: {matchLabels: {tier: 'a b'}}}",
+        "spec.adapterSelector.matchLabels",
+    ),
+    (
+        POOL,
+        "label-key",
+        "{baseModelRef: {name: base}, adapterSelector: {matchExpressions: [{key: 'a b', operator: Exists}]}}",
+        "spec.adapterSelector.matchExpressions[0].key",
+    ),
+    (
+        POOL,
+        "labels",
+        "{baseModelRef: {name: base}, adapterSelector: {matchLabels: {example.com/tier: Gold_1}, matchExpressions: [{key: a.b/c, operator: In, values: [x, '']}]}}",
+        "",
+    ),
+    (
+        POOL,
+        "negative",
+        "{baseModelRef: {name: base}, engine: {resources: {limits: {memory: '-1Gi'}}}}",
+        "spec.engine.resources.limits",
     ),
     (POOL, "backend", "{baseModelRef: {name: base}, engine: {backend: tpu}}", "Unsupported value: \"tpu\""),
 ];
