@@ -82,6 +82,8 @@ pub enum Cause {
     DigestRequired,
     /// No `ServingPool` of the base selects the adapter.
     NoPool,
+    /// The pool's `adapterSelector` asks for what no label can be.
+    SelectorInvalid,
     /// The pool's pods have no room for it.
     CapacityExceeded,
     /// A pod failed to load it.
@@ -104,6 +106,8 @@ pub enum Cause {
     PodUnreachable,
     /// A pod answered, and did not take what it was told.
     PlacementRefused,
+    /// The object is being deleted, and some finalizer holds it.
+    Deleting,
 }
 
 impl fmt::Display for Cause {

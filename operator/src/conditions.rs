@@ -1,8 +1,8 @@
 //! Conditions are made anew on each pass and keep the time of their last transition.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
-use lorafleet_crds::condition::{ConditionStatus, ConditionType, find};
+use lorafleet_crds::condition::{Cause, ConditionStatus, ConditionType, find};
 
 /// Longest message of a condition, in characters, as the schema has it.
 const MESSAGE_CHARACTERS_MAX: usize = 1024;
@@ -57,6 +57,33 @@ pub fn conditions(old: &[Condition], stated: &[Stated], generation: Option<i64>,
         .collect()
 }
 
+/// What is said of an object that is being deleted and that finalizers hold: nobody looks after it any more. What was said of its
+/// content stands; of whether it is placed and answers, it is this `answers` by now.
+pub fn deleting(
+    meta: &ObjectMeta,
+    old: &[Condition],
+    answers: ConditionStatus,
+    now: Timestamp,
+) -> Option<Vec<Condition>> {
+    use ConditionType::{Available, Placed, Ready, Reconciling, RolledOut, Stalled};
+    meta.deletion_timestamp.as_ref()?;
+    let finalizers = meta.finalizers.as_deref().unwrap_or_default();
+    let message = format!("it is being deleted, and waits for {}", finalizers.join(", "));
+    let said = |type_| Stated::new(type_, answers, Cause::Deleting, message.clone());
+    let not = |type_, message: &str| Stated::new(type_, ConditionStatus::False, Cause::Deleting, message);
+    let stated =
+        [said(Placed), said(RolledOut), said(Available), not(Ready, &message), not(Reconciling, ""), not(Stalled, "")];
+    let mut new = old.to_vec();
+    for condition in conditions(old, &stated, meta.generation, now) {
+        match new.iter_mut().find(|old| old.type_ == condition.type_) {
+            Some(old) => *old = condition,
+            None if condition.type_ == Ready.to_string() => new.push(condition),
+            None => {}
+        }
+    }
+    Some(new)
+}
+
 /// The API keeps whole seconds; what we write must equal what we read.
 fn whole_seconds(now: Timestamp) -> Timestamp {
     Timestamp::from_second(now.as_second()).unwrap_or(now)
@@ -85,5 +112,31 @@ mod tests {
         assert_eq!(times, [10, 10, 30]);
         assert_eq!(transitions(&first, &second).count(), 1);
         assert_eq!(transitions(&third, &third).count(), 0);
+    }
+
+    #[test]
+    fn what_is_being_deleted_says_so_and_what_it_waits_for() {
+        let now = Timestamp::from_second(20).unwrap();
+        let meta = |deleted: bool| ObjectMeta {
+            deletion_timestamp: deleted.then_some(Time(now)),
+            finalizers: Some(vec!["example.com/audit".to_owned(), "foregroundDeletion".to_owned()]),
+            ..ObjectMeta::default()
+        };
+        let types = [ConditionType::Resolved, ConditionType::Available, ConditionType::Ready, ConditionType::Stalled];
+        let served = types.map(|type_| Stated::new(type_, ConditionStatus::True, Cause::Succeeded, ""));
+        let old = conditions(&[], &served, None, Timestamp::from_second(10).unwrap());
+        let words = |old: &[Condition], answers| {
+            let new = deleting(&meta(true), old, answers, now).unwrap();
+            assert_eq!(deleting(&meta(true), &new, answers, now), Some(new.clone()));
+            new.iter().map(|new| format!("{}={} {}", new.type_, new.status, new.reason)).collect::<Vec<_>>()
+        };
+        assert_eq!(deleting(&meta(false), &old, ConditionStatus::False, now), None);
+        let gone =
+            ["Resolved=True Succeeded", "Available=False Deleting", "Ready=False Deleting", "Stalled=False Deleting"];
+        assert_eq!(words(&old, ConditionStatus::False), gone);
+        assert_eq!(words(&old, ConditionStatus::Unknown)[1], "Available=Unknown Deleting");
+        assert_eq!(words(&[], ConditionStatus::False), ["Ready=False Deleting"]);
+        let new = deleting(&meta(true), &old, ConditionStatus::False, now).unwrap();
+        assert_eq!(new[2].message, "it is being deleted, and waits for example.com/audit, foregroundDeletion");
     }
 }

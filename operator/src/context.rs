@@ -223,8 +223,8 @@ fn worth_an_event(condition: &Condition, old: &[Condition]) -> bool {
 
 /// Nobody has to do anything about it.
 fn passes_by_itself(reason: &str) -> bool {
-    use Cause::{BaseNotReady, GatewayNotReady, InProgress, Loading, NoReadyPod, PodsNotReady, Waiting};
-    [BaseNotReady, GatewayNotReady, InProgress, Loading, NoReadyPod, PodsNotReady, Waiting]
+    use Cause::{BaseNotReady, Deleting, GatewayNotReady, InProgress, Loading, NoReadyPod, PodsNotReady, Waiting};
+    [BaseNotReady, Deleting, GatewayNotReady, InProgress, Loading, NoReadyPod, PodsNotReady, Waiting]
         .iter()
         .any(|cause| cause.to_string() == reason)
 }

@@ -13,12 +13,14 @@ mod verify;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::Timestamp;
 use kube::Resource;
 use kube::runtime::controller::Action;
-use lorafleet_crds::LoraAdapter;
+use lorafleet_crds::condition::ConditionStatus;
+use lorafleet_crds::{LoraAdapter, LoraAdapterStatus};
 
-use crate::conditions::conditions;
+use crate::conditions::{conditions, deleting};
 use crate::context::{ApiError, Context};
 use crate::status::REFUSED_FOR;
 
@@ -40,7 +42,12 @@ pub async fn reconcile(adapter: Arc<LoraAdapter>, context: Arc<Context>) -> Resu
 }
 
 async fn pass(adapter: &Arc<LoraAdapter>, context: &Arc<Context>) -> Result<Action, ApiError> {
-    if adapter.meta().deletion_timestamp.is_some() {
+    let old = adapter.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    if let Some(conditions) = deleting(adapter.meta(), old, ConditionStatus::False, Timestamp::now()) {
+        // Pods drop it, and gateways do not know it any more.
+        let mut status = adapter.status.clone().unwrap_or_default();
+        (status.conditions, status.pools, status.served) = (conditions, Vec::new(), None);
+        write(adapter, old, &status, context).await?;
         return Ok(Action::await_change());
     }
     let observed = observe::observe(adapter, context);
@@ -52,15 +59,28 @@ async fn pass(adapter: &Arc<LoraAdapter>, context: &Arc<Context>) -> Result<Acti
         verify::look(adapter, order, context);
     }
     if let Some(mut status) = plan.status {
-        let old = adapter.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
         status.observed_generation = adapter.metadata.generation;
         status.conditions = conditions(old, &plan.stated, adapter.metadata.generation, Timestamp::now());
-        if adapter.status.as_ref() != Some(&status) {
-            if !context.write_status(adapter.as_ref(), MANAGER, old, &status).await? {
-                return Ok(Action::requeue(REFUSED_FOR));
-            }
-            context.tell(adapter.as_ref(), old, &status.conditions).await;
+        if !write(adapter, old, &status, context).await? {
+            return Ok(Action::requeue(REFUSED_FOR));
         }
     }
     Ok(plan.again_in_ms.map_or_else(Action::await_change, |wait_ms| Action::requeue(Duration::from_millis(wait_ms))))
+}
+
+/// Writes the status if it is another; returns whether the API server took it.
+async fn write(
+    adapter: &LoraAdapter,
+    old: &[Condition],
+    status: &LoraAdapterStatus,
+    context: &Context,
+) -> Result<bool, ApiError> {
+    if adapter.status.as_ref() == Some(status) {
+        return Ok(true);
+    }
+    let taken = context.write_status(adapter, MANAGER, old, status).await?;
+    if taken {
+        context.tell(adapter, old, &status.conditions).await;
+    }
+    Ok(taken)
 }

@@ -8,12 +8,14 @@ mod read;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::controller::Action;
 use kube::{Resource, ResourceExt};
-use lorafleet_crds::BaseModel;
+use lorafleet_crds::condition::ConditionStatus;
+use lorafleet_crds::{BaseModel, BaseModelStatus};
 
-use crate::conditions::conditions;
+use crate::conditions::{conditions, deleting};
 use crate::context::{ApiError, Context};
 use crate::status::REFUSED_FOR;
 
@@ -31,7 +33,11 @@ pub async fn reconcile(base: Arc<BaseModel>, context: Arc<Context>) -> Result<Ac
 }
 
 async fn pass(base: &Arc<BaseModel>, context: &Arc<Context>) -> Result<Action, ApiError> {
-    if base.meta().deletion_timestamp.is_some() {
+    let old = base.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    if let Some(conditions) = deleting(base.meta(), old, ConditionStatus::Unknown, Timestamp::now()) {
+        let mut status = base.status.clone().unwrap_or_default();
+        status.conditions = conditions;
+        write(base, old, &status, context).await?;
         return Ok(Action::await_change());
     }
     let observed = observe(base, context);
@@ -42,17 +48,30 @@ async fn pass(base: &Arc<BaseModel>, context: &Arc<Context>) -> Result<Action, A
     if let Some(order) = plan.look.clone() {
         read::look(base, order, context);
     }
-    let old = base.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let mut status = plan.status;
     status.observed_generation = base.metadata.generation;
     status.conditions = conditions(old, &plan.stated, base.metadata.generation, Timestamp::now());
-    if base.status.as_ref() != Some(&status) {
-        if !context.write_status(base.as_ref(), MANAGER, old, &status).await? {
-            return Ok(Action::requeue(REFUSED_FOR));
-        }
-        context.tell(base.as_ref(), old, &status.conditions).await;
+    if !write(base, old, &status, context).await? {
+        return Ok(Action::requeue(REFUSED_FOR));
     }
     Ok(plan.again_in_ms.map_or_else(Action::await_change, |wait_ms| Action::requeue(Duration::from_millis(wait_ms))))
+}
+
+/// Writes the status if it is another; returns whether the API server took it.
+async fn write(
+    base: &BaseModel,
+    old: &[Condition],
+    status: &BaseModelStatus,
+    context: &Context,
+) -> Result<bool, ApiError> {
+    if base.status.as_ref() == Some(status) {
+        return Ok(true);
+    }
+    let taken = context.write_status(base, MANAGER, old, status).await?;
+    if taken {
+        context.tell(base, old, &status.conditions).await;
+    }
+    Ok(taken)
 }
 
 fn observe(base: &BaseModel, context: &Context) -> Observed {

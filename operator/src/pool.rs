@@ -15,12 +15,15 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Resource, ResourceExt};
-use lorafleet_crds::ServingPool;
+use lorafleet_crds::condition::ConditionStatus;
+use lorafleet_crds::{ServingPool, ServingPoolStatus};
 
+use crate::conditions::deleting;
 use crate::context::{ApiError, Context};
 
 pub use apply::{Applied, AppliedMemory};
@@ -47,7 +50,11 @@ pub async fn reconcile(pool: Arc<ServingPool>, context: Arc<Context>) -> Result<
 }
 
 async fn pass(pool: &ServingPool, context: &Context) -> Result<Action, ApiError> {
-    if pool.meta().deletion_timestamp.is_some() {
+    let old = pool.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    if let Some(conditions) = deleting(pool.meta(), old, ConditionStatus::Unknown, Timestamp::now()) {
+        let mut status = pool.status.clone().unwrap_or_default();
+        status.conditions = conditions;
+        write(pool, old, &status, context).await?;
         return Ok(Action::await_change());
     }
     let seen = observe::observe(pool, context).await?;
@@ -55,15 +62,25 @@ async fn pass(pool: &ServingPool, context: &Context) -> Result<Action, ApiError>
     let applied = apply::apply(pool, &seen, &plan, context).await;
     show(pool, &plan, context);
     let (status, pace) = status(&seen.observed, &plan, &applied, Timestamp::now());
-    let old = pool.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    if pool.status.as_ref() != Some(&status) && context.write_status(pool, MANAGER, old, &status).await? {
-        context.tell(pool, old, &status.conditions).await;
-    }
+    write(pool, old, &status, context).await?;
     Ok(Action::requeue(match pace {
         Pace::Busy => context.limits.pass_busy,
         Pace::Failing => context.limits.pass_failing,
         Pace::Settled => Duration::from_secs(context.settings.heartbeat_s.into()),
     }))
+}
+
+/// Writes the status if it is another.
+async fn write(
+    pool: &ServingPool,
+    old: &[Condition],
+    status: &ServingPoolStatus,
+    context: &Context,
+) -> Result<(), ApiError> {
+    if pool.status.as_ref() != Some(status) && context.write_status(pool, MANAGER, old, status).await? {
+        context.tell(pool, old, &status.conditions).await;
+    }
+    Ok(())
 }
 
 /// Hands what was seen of each adapter to the intake controller, which prints it.

@@ -31,6 +31,7 @@ pub fn observe(adapter: &LoraAdapter, context: &Context) -> Observed {
             PoolSeen {
                 name: pool.name_any(),
                 selects: selects(&pool.spec.adapter_selector, adapter),
+                idle: pool.spec.replicas == 0,
                 looked: sighting.is_some(),
                 seen: sighting.flatten(),
             }

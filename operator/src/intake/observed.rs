@@ -45,6 +45,9 @@ pub struct PoolSeen {
     pub name: String,
     /// Its selector takes the adapter.
     pub selects: bool,
+    /// It shall have no pods.
+    #[serde(default)]
+    pub idle: bool,
     /// The pool's controller has looked since this operator leads.
     pub looked: bool,
     /// What it saw of the adapter.

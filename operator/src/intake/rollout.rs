@@ -197,7 +197,10 @@ fn state(
             if on { ready.message.clone() } else { String::new() },
         )
     };
-    let reconciling = flag(Reconciling, !ready.is_true() && !stalled);
+    // Pools that shall have no pods are as they shall be.
+    let rests = ready.reason == Cause::NoReadyPod.to_string()
+        && observed.pools.iter().filter(|pool| pool.selects).all(|pool| pool.idle);
+    let reconciling = flag(Reconciling, !ready.is_true() && !stalled && !rests);
     let stalled = flag(Stalled, stalled);
     debug_assert_eq!(
         [placed.type_, rolled_out.type_, available.type_, ready.type_],

@@ -4,12 +4,12 @@ use std::collections::HashMap;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
-use lorafleet_crds::condition::{Cause, ConditionStatus, ConditionType, is_true};
+use lorafleet_crds::condition::{Cause, ConditionStatus, ConditionType, find, is_true};
 use lorafleet_crds::{AdapterCounts, LoraAdapterStatus, ServingPoolStatus, names};
 
 use super::apply::Applied;
 use super::observed::{DeploymentSeen, Observed, PodSeen};
-use super::plan::{AdapterStep, Plan, PodAction, Reasoned, Verdict};
+use super::plan::{AdapterStep, Plan, PodAction, Reasoned, Verdict, selector_fault};
 use crate::build::engine_selector;
 use crate::conditions::{Stated, conditions};
 
@@ -171,8 +171,10 @@ fn ready(
     applied: &Applied,
     unavailable: Option<&Reasoned>,
 ) -> Result<String, Reasoned> {
-    // What could not be written explains the pods that are missing, and not the other way round.
+    // What could not be written explains the pods that are missing, and not the other way round. A pool that shall have no pods
+    // is ready without any.
     let keys = api_keys(observed).err();
+    let unavailable = unavailable.filter(|_| observed.pool.spec.replicas > 0);
     if let Some(why) = plan.blocked.as_ref().or(applied.unwritten.as_ref()).or(keys.as_ref()).or(unavailable) {
         return Err(why.clone());
     }
@@ -182,6 +184,9 @@ fn ready(
     });
     if let Some(why) = refused {
         return Err(why);
+    }
+    if let Some(fault) = selector_fault(&observed.pool.spec.adapter_selector) {
+        return Err(Reasoned::new(Cause::SelectorInvalid, fault));
     }
     let desired = observed.pool.spec.replicas;
     let serving = u32::try_from(serving(observed, plan).count()).unwrap_or(u32::MAX);
@@ -200,8 +205,24 @@ fn ready(
             format!("{} of {gateways} gateway pods take traffic{also}", gateway.ready),
         ));
     }
-    let pods = if serving == 1 { "engine pod takes" } else { "engine pods take" };
-    Ok(format!("{serving} {pods} traffic"))
+    let left = observed.pods.iter().filter(|pod| !pod.deleting).count();
+    let message = match (desired, left, serving) {
+        (0, 0, _) => "scaled to 0".to_owned(),
+        (0, left, _) => {
+            return Err(Reasoned::new(Cause::PodsNotReady, format!("spec.replicas is 0, {left} engine pods are left")));
+        }
+        (_, _, 1) => "1 engine pod takes traffic".to_owned(),
+        (..) => format!("{serving} engine pods take traffic"),
+    };
+    Ok(message + &of_base(observed).unwrap_or_default())
+}
+
+/// What is wrong with the base, though pods go on with what they have of it.
+fn of_base(observed: &Observed) -> Option<String> {
+    let conditions = &observed.base.as_ref()?.status.as_ref()?.conditions;
+    let ready = find(conditions, ConditionType::Ready).filter(|ready| ready.status == "False")?;
+    let name = &observed.pool.spec.base_model_ref.name;
+    Some(format!("; the BaseModel '{name}' is not ready: {}: {}", ready.reason, ready.message))
 }
 
 /// What a Deployment lacks of what it shall be. What was written to it and is not seen yet counts.
