@@ -126,7 +126,7 @@ pub enum WeightFormat {
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("!has(self.maxRank) || !has(self.allowedRanks) || self.allowedRanks.all(rank, rank <= self.maxRank)")
-        .message(kube::core::Message::Expression("'the allowed rank ' + string(self.allowedRanks.filter(rank, rank > self.maxRank)[0]) + ' is above maxRank, ' + string(self.maxRank)".to_owned()))
+        .message("an allowed rank of allowedRanks is above maxRank")
 )]
 pub struct AdapterPolicy {
     /// Where adapters may come from. Empty: nowhere.

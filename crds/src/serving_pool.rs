@@ -74,12 +74,6 @@ fn one() -> u32 {
     1
 }
 
-/// Of a variable `e` that is the operator's to set.
-const OWN_VARIABLE: &str = "e.name.startsWith('LORAFLEET_') && !(e.name in ['LORAFLEET_LOG', 'LORAFLEET_THREADS', \
-     'LORAFLEET_MAX_MODEL_TOKENS', 'LORAFLEET_MAX_QUEUED', 'LORAFLEET_STEP_MS_MAX', 'LORAFLEET_AGE_MS_MAX', \
-     'LORAFLEET_DRAIN_SECONDS_MAX', 'LORAFLEET_MAX_CONNECTIONS', 'LORAFLEET_MAX_BODY_BYTES', \
-     'LORAFLEET_HEAD_TIMEOUT_SECONDS', 'LORAFLEET_WRITE_TIMEOUT_SECONDS'])";
-
 /// How the engine pods look.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -104,8 +98,8 @@ pub struct EngineTemplate {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     #[x_kube(
-        validation = Rule::new(format!("!self.exists(e, {OWN_VARIABLE})"))
-            .message(kube::core::Message::Expression(format!("'env may not set ' + self.filter(e, {OWN_VARIABLE})[0].name + ': what an engine is, serves and may hold is said by the pool and its base'")))
+        validation = Rule::new("self.all(e, !e.name.startsWith('LORAFLEET_') || e.name in ['LORAFLEET_LOG', 'LORAFLEET_THREADS', 'LORAFLEET_MAX_MODEL_TOKENS', 'LORAFLEET_MAX_QUEUED', 'LORAFLEET_STEP_MS_MAX', 'LORAFLEET_AGE_MS_MAX', 'LORAFLEET_DRAIN_SECONDS_MAX', 'LORAFLEET_MAX_CONNECTIONS', 'LORAFLEET_MAX_BODY_BYTES', 'LORAFLEET_HEAD_TIMEOUT_SECONDS', 'LORAFLEET_WRITE_TIMEOUT_SECONDS'])")
+            .message("of the LORAFLEET_ variables env may set _LOG, _THREADS, _MAX_MODEL_TOKENS, _MAX_QUEUED, _STEP_MS_MAX, _AGE_MS_MAX, _DRAIN_SECONDS_MAX, _MAX_CONNECTIONS, _MAX_BODY_BYTES, _HEAD_TIMEOUT_SECONDS and _WRITE_TIMEOUT_SECONDS alone: what an engine is, serves and may hold is said by the pool and its base")
     )]
     pub env: Vec<EnvVar>,
     /// Identity of the engine pods, for sources without a credentials Secret. Default: the namespace's `default`, without a
@@ -132,9 +126,9 @@ pub enum Backend {
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("!has(self.hostCacheBytes) || !has(self.diskCacheBytes) || self.hostCacheBytes <= self.diskCacheBytes")
-        .message(kube::core::Message::Expression("'hostCacheBytes, ' + string(self.hostCacheBytes) + ', is above diskCacheBytes, ' + string(self.diskCacheBytes) + ': what is in memory also lies on the disk'".to_owned())),
+        .message("hostCacheBytes is above diskCacheBytes: what is in memory also lies on the disk"),
     validation = Rule::new("!has(self.maxSequences) || !has(self.maxStepTokens) || self.maxSequences <= self.maxStepTokens")
-        .message(kube::core::Message::Expression("'maxSequences, ' + string(self.maxSequences) + ', is above maxStepTokens, ' + string(self.maxStepTokens) + ': a step has a token of each sequence that runs'".to_owned()))
+        .message("maxSequences is above maxStepTokens: a step has a token of each sequence that runs")
 )]
 pub struct Capacity {
     /// Distinct adapters in one batch.
