@@ -40,8 +40,7 @@ impl Cache {
     /// # Errors
     /// When the lock cannot be made.
     pub fn alone(&self, what: &str) -> Result<File> {
-        let path = self.root.join(format!("{what}.lock"));
-        let lock = File::create(&path).with_context(|| format!("make {}", path.display()))?;
+        let (path, lock) = self.lock(what)?;
         if lock.try_lock().is_err() {
             progress::say(format!("another run is at work on {what}; waiting for it"));
             lock.lock().with_context(|| format!("lock {}", path.display()))?;
@@ -49,13 +48,39 @@ impl Cache {
         Ok(lock)
     }
 
+    /// As [`Cache::alone`], but none where another process does `what`.
+    ///
+    /// # Errors
+    /// When the lock cannot be made.
+    pub fn free(&self, what: &str) -> Result<Option<File>> {
+        let (_, lock) = self.lock(what)?;
+        Ok(lock.try_lock().is_ok().then_some(lock))
+    }
+
+    fn lock(&self, what: &str) -> Result<(PathBuf, File)> {
+        let path = self.root.join(format!("{what}.lock"));
+        let lock = File::create(&path).with_context(|| format!("make {}", path.display()))?;
+        Ok((path, lock))
+    }
+
+    /// Where [`Cache::keep`] keeps it, built or not.
+    pub fn place(&self, name: &str, inputs: &[&[u8]]) -> PathBuf {
+        self.root.join("tools").join(format!("{name}-{}", key(inputs)))
+    }
+
     /// The folder `name-KEY`, where KEY is a digest over `inputs`; built by `build` in a folder beside it and renamed, so
-    /// that a killed build leaves nothing that looks finished. Two processes build the same thing once.
+    /// that a killed build leaves nothing that looks finished. Two processes build the same thing once. `doing` is told.
     ///
     /// # Errors
     /// What `build` fails with, or the file system.
-    pub fn keep(&self, name: &str, inputs: &[&[u8]], build: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
-        let place = self.root.join("tools").join(format!("{name}-{}", key(inputs)));
+    pub fn keep(
+        &self,
+        name: &str,
+        inputs: &[&[u8]],
+        doing: &str,
+        build: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<PathBuf> {
+        let place = self.place(name, inputs);
         if place.is_dir() {
             return Ok(place);
         }
@@ -70,7 +95,7 @@ impl Cache {
             fs::remove_dir_all(&building).with_context(|| format!("clear {}", building.display()))?;
         }
         fs::create_dir_all(&building).with_context(|| format!("make {}", building.display()))?;
-        progress::step(&format!("build {name} (once; kept in {})", place.display()), || build(&building))?;
+        progress::step(&format!("{doing} (once; kept in {})", place.display()), || build(&building))?;
         fs::rename(&building, &place).with_context(|| format!("finish {}", place.display()))?;
         Ok(place)
     }

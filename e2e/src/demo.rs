@@ -9,7 +9,7 @@ use crate::chat::Client;
 use crate::kubectl::Kubectl;
 use crate::place::{Place, Target};
 use crate::progress::{print, say, step};
-use crate::{guest, install, repository, wait, ways};
+use crate::{guest, install, repository, tools, wait, ways};
 
 pub const NAMESPACE: &str = "lorafleet-demo";
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -39,7 +39,7 @@ pub fn run(cache: &Cache, place: &Place) -> Result<()> {
     chats(&Client::new(target.reach(NAMESPACE, "service/chat-gateway", 80)?))?;
     show(&demo)?;
     say("done; to look around, and to end it:\n");
-    print(&ways::text(&target));
+    print(&ways::text(&target, Some(&tools::model(cache)?)));
     Ok(())
 }
 
@@ -85,7 +85,7 @@ const MODELS: [&str; 3] = ["smollm2", "tickets", "pirate"];
 
 fn show(demo: &Kubectl) -> Result<()> {
     let reason = r#"jsonpath={range .status.conditions[?(@.type=="Ready")]}{.reason}: {.message}{end}"#;
-    print(&format!("\n$ kubectl get loraadapter stranger -o {reason:?}\n"));
+    print(&format!("\n$ kubectl --namespace {NAMESPACE} get loraadapter stranger -o {reason:?}\n"));
     print(&(demo.output(["get", "loraadapter", "stranger", "-o", reason])? + "\n"));
     for kind in ["basemodels", "loraadapters", "servingpools", "pods"] {
         print(&format!("\n$ kubectl --namespace {NAMESPACE} get {kind}\n"));

@@ -1,10 +1,12 @@
-//! A process beside a run, which ends what the run started however the run ends: by itself, by Ctrl-C, by any signal.
+//! A process beside a run, which ends what the run started however the run ends: by itself, by Ctrl-C, by any signal. A run is a
+//! command of `xtask`, or a program of tests that starts a cluster.
 //!
 //! The run holds the other end of the guard's standard input, so the kernel tells the guard. Every program that the run starts is
 //! in the guard's process group, and so is what those start; a cluster that is to stay up leaves it by a session of its own.
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,6 +15,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::cache::Cache;
 use crate::cluster::{Cluster, Process, processes};
+use crate::measure;
 use crate::shell::Shell;
 
 /// Name of the hidden subcommand that [`start`] runs.
@@ -28,6 +31,18 @@ const POLL: Duration = Duration::from_millis(20);
 /// What the run says when it ends by itself.
 const DONE: &[u8] = b"done";
 
+/// Flag of [`SUBCOMMAND`] for a [`Run::Tests`].
+pub const OF_TESTS: &str = "of-tests";
+
+/// Whose guard it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Run {
+    /// Says [`done`] when it ends by itself.
+    Command,
+    /// A test runner has no place for a last word: its end is the same to the guard, however it comes.
+    Tests,
+}
+
 struct Guard {
     process: Child,
     word: ChildStdin,
@@ -35,15 +50,17 @@ struct Guard {
 
 static GUARD: OnceLock<Mutex<Guard>> = OnceLock::new();
 
-/// Starts the guard of this process; from now on [`place`] puts programs under it.
+/// Starts the guard of this process; from now on [`place`] puts programs under it. `xtask` is the program with [`SUBCOMMAND`].
 ///
 /// # Errors
-/// When this program cannot be started once more.
-pub fn start() -> Result<()> {
-    let own = std::env::current_exe().context("find this program")?;
-    let mut command = Command::new(own);
+/// When it cannot be started.
+pub fn start(xtask: &Path, run: Run) -> Result<()> {
+    let mut command = Command::new(xtask);
     command.arg(SUBCOMMAND).stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0);
-    let mut process = command.spawn().context("start the guard")?;
+    if run == Run::Tests {
+        command.arg(format!("--{OF_TESTS}"));
+    }
+    let mut process = command.spawn().with_context(|| format!("start the guard {}", xtask.display()))?;
     let word = process.stdin.take().context("speak to the guard")?;
     // There is one guard per process: a second call finds the first.
     let _ = GUARD.set(Mutex::new(Guard { process, word }));
@@ -72,14 +89,24 @@ pub fn done() {
 ///
 /// # Errors
 /// When something cannot be ended or removed.
-pub fn watch() -> Result<()> {
+pub fn watch(run: Run) -> Result<()> {
     let mut said = Vec::new();
     std::io::stdin().read_to_end(&mut said).context("wait for the end of the run")?;
     let left = end_group()?;
-    let clusters = Cluster::end_orphans(&Cache::open()?)?;
-    if said != DONE {
-        let clusters: String = clusters.iter().map(|name| format!(", cluster {name}")).collect();
-        say(&format!("ended from outside, and with it: {left} programs{clusters}"));
+    let cache = Cache::open()?;
+    let clusters = Cluster::end_orphans(&cache)?;
+    measure::clear(&cache)?;
+    let what = match run {
+        Run::Command if said == DONE => return Ok(()),
+        Run::Command => "ended from outside",
+        Run::Tests if left == 0 && clusters.is_empty() => return Ok(()),
+        Run::Tests => "the tests have ended",
+    };
+    let clusters: String = clusters.iter().map(|name| format!(", cluster {name}")).collect();
+    let programs = if left == 1 { "program" } else { "programs" };
+    say(&format!("{what}, and with it: {left} {programs}{clusters}"));
+    for name in Cluster::kept(&cache) {
+        say(&format!("cluster {name} stays up; to end it: cargo xtask down --name {name}"));
     }
     Ok(())
 }
@@ -100,7 +127,7 @@ fn end_group() -> Result<usize> {
         }
         if !told && left.iter().any(|process| role(process) == Role::Compiler) {
             told = true;
-            say("ended from outside; a compiler that is at work ends its file first");
+            say("ended; a compiler that is at work ends its file first");
         }
         for process in &left {
             if let Some(signal) = order(role(process), left.iter().map(role), waited) {

@@ -228,6 +228,16 @@ pub fn leave(cache: &Cache, context: &str) -> Result<()> {
         return Ok(());
     }
     let system = format!("namespace/{}", install::NAMESPACE);
+    if made.contains(&system.as_str()) {
+        let others = elsewhere(&kubectl, &made)?;
+        if !others.is_empty() {
+            bail!(
+                "context {context} has objects of lorafleet in namespaces that this command did not make, and the kinds go with \
+                 the installation: {}. Nothing was removed; delete them first",
+                others.join(", ")
+            );
+        }
+    }
     step(&format!("leave context {context}: {}", made.join(" ")), || {
         // Objects first, while their operator is there; then the release with the custom resources.
         let (last, first): (Vec<&str>, Vec<&str>) = made.iter().partition(|name| **name == system);
@@ -237,6 +247,22 @@ pub fn leave(cache: &Cache, context: &str) -> Result<()> {
         }
         remove(&kubectl, &last)
     })
+}
+
+/// Objects of the three kinds in namespaces other than these (`namespace/NAME`).
+fn elsewhere(kubectl: &Kubectl, made: &[&str]) -> Result<Vec<String>> {
+    if find(kubectl, "crd", "loraadapters.lorafleet.dev")?.is_none() {
+        return Ok(Vec::new());
+    }
+    let found = kubectl.json(["get", "basemodels,loraadapters,servingpools", "--all-namespaces"])?;
+    let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();
+    let items = found["items"].as_array().cloned().unwrap_or_default();
+    Ok(items
+        .iter()
+        .map(|it| (text(&it["metadata"]["namespace"]), text(&it["kind"]), text(&it["metadata"]["name"])))
+        .filter(|(namespace, ..)| !made.contains(&format!("namespace/{namespace}").as_str()))
+        .map(|(namespace, kind, name)| format!("{kind} {namespace}/{name}"))
+        .collect())
 }
 
 fn remove(kubectl: &Kubectl, names: &[&str]) -> Result<()> {

@@ -121,20 +121,23 @@ impl Target {
 /// fails here is tried again where it is wanted, and fails there.
 fn build_ahead(cache: &Cache) {
     std::thread::scope(|scope| {
-        scope.spawn(|| drop(Tools::build(cache)));
+        scope.spawn(|| {
+            let _ = Tools::build(cache);
+            // Go's part is over first.
+            let _ = tools::s3_server(cache);
+        });
         let _ = images::programs();
-        let _ = tools::s3_server(cache);
     });
 }
 
 /// Another content is another tag, so that running pods are replaced whenever a program has changed.
 fn own_images(cache: &Cache, cluster: &Cluster) -> Result<Images> {
-    let archives = images::make(cache)?;
-    let digests: Vec<&[u8]> = archives.iter().map(|archive| archive.digest.as_bytes()).collect();
+    let made = images::make(cache)?;
+    let digests: Vec<&[u8]> = made.archives.iter().map(|archive| archive.digest.as_bytes()).collect();
     let images = Images { tag: format!("dev-{}", key(&digests)), ..Images::default() };
     let there = cluster.containerd(&["images", "list", "--quiet"]).output()?;
     if !images::NAMES.iter().all(|name| there.lines().any(|line| line == images.name(name))) {
-        images::import(cluster, &archives, &images)?;
+        images::import(cluster, &made.archives, &images)?;
     }
     Ok(images)
 }

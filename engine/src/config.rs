@@ -124,6 +124,7 @@ pub struct Flags {
 #[serde(rename_all = "lowercase")]
 pub enum BackendKind {
     Cpu,
+    #[value(hide = true)]
     Cuda,
 }
 

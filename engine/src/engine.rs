@@ -5,9 +5,10 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::Duration;
 
 use lorafleet_backend::batch::PageBudget;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 
 use crate::limits::Limits;
+use crate::queue::Queue;
 use crate::refusal::Refusal;
 use crate::snapshot::Snapshot;
 use crate::step::Command;
@@ -18,8 +19,7 @@ pub const COMMANDS_MAX: usize = 4096;
 #[derive(Clone, Debug)]
 pub struct Engine {
     commands: SyncSender<Command>,
-    /// One for each sequence that may wait or run.
-    places: Arc<Semaphore>,
+    pub queue: Queue,
     snapshot: watch::Receiver<Arc<Snapshot>>,
     pub limits: Arc<Limits>,
     pub budget: PageBudget,
@@ -32,8 +32,8 @@ impl Engine {
         limits: Arc<Limits>,
         budget: PageBudget,
     ) -> Self {
-        let places = Arc::new(Semaphore::new(limits.max_queued as usize));
-        Self { commands, places, snapshot, limits, budget }
+        let queue = Queue::new(limits.max_queued);
+        Self { commands, queue, snapshot, limits, budget }
     }
 
     pub fn snapshot(&self) -> Arc<Snapshot> {
@@ -45,22 +45,6 @@ impl Engine {
         let mut snapshot = self.snapshot.clone();
         let shown = tokio::time::timeout(time_max, snapshot.wait_for(|snapshot| looked_for(snapshot))).await;
         matches!(shown, Ok(Ok(_)))
-    }
-
-    /// A place in the queue for one sequence; it is free again when the sequence has ended.
-    ///
-    /// # Errors
-    /// 429 if the queue is full.
-    pub fn place(&self) -> Result<OwnedSemaphorePermit, Refusal> {
-        self.places.clone().try_acquire_owned().map_err(|_| {
-            let most = self.limits.max_queued;
-            Refusal::busy(format!("{most} sequences wait or run, the limit is {most}"))
-        })
-    }
-
-    /// Sequences that wait or run, from the moment that they were given a place.
-    pub fn open_sequences(&self) -> usize {
-        (self.limits.max_queued as usize).saturating_sub(self.places.available_permits())
     }
 
     /// # Errors

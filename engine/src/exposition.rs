@@ -52,7 +52,9 @@ pub fn text(names: &Names, snapshot: &Snapshot, limits: &Limits, now_unix_s: f64
         ("lorafleet_host_cache_bytes", "Host memory for adapters.", snapshot.host_bytes_total as f64),
         ("lorafleet_host_cache_used_bytes", "Host memory that adapters take.", snapshot.host_bytes_used as f64),
         ("lorafleet_waiting_tokens", "Tokens that wait for their prefill.", snapshot.waiting_tokens as f64),
-        ("lorafleet_adapters_known", "Adapters that may be asked for.", snapshot.adapters.len() as f64),
+        ("lorafleet_adapters_known", "Adapters that may be asked for.", {
+            snapshot.adapters.iter().filter(|facts| !facts.retired).count() as f64
+        }),
     ];
     for (name, help, value) in states {
         page.gauge(name, help, value);

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use lorafleet_artifact::{Claims, Digest};
-use lorafleet_crds::wire::{Budgets, Floor, LoadReply, LoadRequest, PlacedAdapter, Placement, Role, Tier};
+use lorafleet_crds::wire::{Budgets, Floor, LoadReply, LoadRequest, Placement, Tier};
 
 use crate::engine::Engine;
 use crate::names::{Names, Resolved, check_name};
@@ -18,9 +18,14 @@ use crate::pages::KvOwner;
 use crate::refusal::{Refusal, shown};
 use crate::report;
 use crate::residency::{Enrolment, Loaded, Newcomer};
-use crate::sequence::NewSequence;
+use crate::sequence::{Draft, NewSequence};
 use crate::snapshot::Snapshot;
 use crate::step::Command;
+
+mod catalog;
+
+use catalog::check_placement;
+pub use catalog::{Catalog, Placed};
 
 pub type Loading = Pin<Box<dyn Future<Output = Result<Loaded, Refusal>> + Send>>;
 
@@ -58,27 +63,6 @@ pub struct Fleet {
     ready: AtomicBool,
     /// Adapters of the command line that are still on their way.
     expected: AtomicUsize,
-}
-
-/// What the fleet shall be.
-#[derive(Clone, Debug, Default)]
-pub struct Catalog {
-    pub names: Names,
-    pub placed: BTreeMap<Digest, Placed>,
-    /// Adapters that are no longer named but may still be used: who they were.
-    pub departed: BTreeMap<Digest, Placed>,
-    /// Accepted in this process.
-    pub placement: Option<Placement>,
-    /// A placement is in force, accepted in this process or kept from the one before.
-    pub placed_once: bool,
-}
-
-/// One adapter version as its owner wants it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placed {
-    pub name: String,
-    pub namespace: String,
-    pub enrolment: Enrolment,
 }
 
 /// A step may take a while on a slow machine.
@@ -127,20 +111,17 @@ impl Fleet {
     /// retire that version in between, whatever happened to the name while the request was made into tokens.
     ///
     /// # Errors
-    /// As for [`Self::resolve`], `make` and [`Engine::send`].
-    pub fn submit(
-        &self,
-        model: &str,
-        make: impl FnOnce(KvOwner) -> Result<Vec<NewSequence>, Refusal>,
-    ) -> Result<Resolved, Refusal> {
+    /// As for [`Self::resolve`], [`Queue::place`](crate::queue::Queue::place) and [`Engine::send`].
+    pub fn submit(&self, model: &str, drafts: Vec<Draft>) -> Result<Resolved, Refusal> {
+        // What retires a version is sent under the same lock.
         let catalog = self.catalog();
         let resolved = catalog.names.resolve(model)?;
         let owner = match resolved {
             Resolved::Base => KvOwner::Base,
             Resolved::Adapter { digest, .. } => KvOwner::Adapter(digest),
         };
-        // What retires a version is sent under the same lock.
-        self.engine.send(Command::Submit(make(owner)?))?;
+        let placed = |draft| Ok(NewSequence { owner, place: Some(self.engine.queue.place(owner)?), draft });
+        self.engine.send(Command::Submit(drafts.into_iter().map(placed).collect::<Result<_, _>>()?))?;
         Ok(resolved)
     }
 
@@ -239,9 +220,9 @@ impl Fleet {
         let claims = Claims { digest: request.digest, base_digest: None };
         let loaded = self.loader.load(request.lora_path.clone(), claims).await?;
         let digest = loaded.adapter.digest;
-        let enrolment = Enrolment {
+        let wanted = Placed {
             name: name.clone(),
-            digest,
+            namespace: String::new(),
             source: request.lora_path.clone(),
             pinned: request.pinned,
             floor: if request.pinned { Floor::Device } else { Floor::None },
@@ -255,7 +236,7 @@ impl Fleet {
             bytes: loaded.bytes,
             tier: Tier::Host,
         };
-        self.take_in(name, enrolment, loaded)?;
+        self.take_in(wanted, loaded)?;
         // So that the list of models and the report show it from now on.
         let shown = |snapshot: &Snapshot| snapshot.facts(&digest).is_some_and(|facts| facts.loads > 0);
         self.engine.shows(SHOWN_TIME_MAX, shown).await;
@@ -263,19 +244,26 @@ impl Fleet {
     }
 
     /// The step thread is told first; only what it has heard becomes true here.
-    fn take_in(&self, name: &str, enrolment: Enrolment, loaded: Loaded) -> Result<(), Refusal> {
-        let digest = enrolment.digest;
+    fn take_in(&self, wanted: Placed, loaded: Loaded) -> Result<(), Refusal> {
+        let digest = loaded.adapter.digest;
         let mut catalog = self.catalog();
         let mut next = catalog.clone();
-        let old = next.names.remove(name).unwrap_or_default();
-        next.names.add(name, digest);
-        next.names.point(name, digest);
-        next.placed
-            .insert(digest, Placed { name: name.to_owned(), namespace: String::new(), enrolment: enrolment.clone() });
+        let old = next.names.remove(&wanted.name).unwrap_or_default();
+        let retire = next.give_up(&wanted.name, &old, |digest| self.knows(digest));
+        next.names.add(&wanted.name, digest);
+        next.names.point(&wanted.name, digest);
+        next.placed.entry(digest).or_default().push(wanted);
         next.departed.remove(&digest);
-        let retire = self.unnamed(&mut next, old);
-        let newcomer = Newcomer { enrolment, on_disk: loaded.on_disk, loaded: Some(loaded) };
-        self.engine.send(Command::Change { enrol: vec![newcomer], retire })?;
+        let mut loaded = Some(loaded);
+        let others = old.iter().filter(|other| **other != digest);
+        let enrolments = std::iter::once(&digest).chain(others).filter_map(|digest| next.enrolment(digest));
+        let enrol = enrolments.map(|enrolment| {
+            let loaded = loaded.take();
+            let on_disk = loaded.as_ref().is_some_and(|loaded| loaded.on_disk);
+            Newcomer { enrolment, on_disk, loaded }
+        });
+        let retire = retire.into_iter().filter(|gone| *gone != digest).collect();
+        self.engine.send(Command::Change { enrol: enrol.collect(), retire })?;
         *catalog = next;
         Ok(())
     }
@@ -292,8 +280,11 @@ impl Fleet {
             let message = format!("the adapter '{}' is not loaded", shown(name));
             return Err(Refusal { param: Some("lora_name".into()), ..Refusal::new(404, "AdapterNotFound", message) });
         };
-        let retire = self.unnamed(&mut next, digests.clone());
-        self.engine.send(Command::Change { enrol: Vec::new(), retire })?;
+        let retire = next.give_up(name, &digests, |digest| self.knows(digest));
+        // What others still name is kept as they want it.
+        let enrolments = digests.iter().filter_map(|digest| next.enrolment(digest));
+        let enrol = enrolments.map(|enrolment| Newcomer { enrolment, on_disk: false, loaded: None }).collect();
+        self.engine.send(Command::Change { enrol, retire })?;
         *catalog = next;
         for digest in &digests {
             tracing::info!(name = shown(name), %digest, "adapter unloaded");
@@ -301,11 +292,9 @@ impl Fleet {
         Ok(digests)
     }
 
-    /// Those of `digests` that no name means any more.
-    fn unnamed(&self, catalog: &mut Catalog, digests: BTreeSet<Digest>) -> Vec<Digest> {
-        let gone: Vec<Digest> = digests.into_iter().filter(|digest| !catalog.names.uses(digest)).collect();
-        catalog.depart(&gone, |digest| self.engine.snapshot().facts(digest).is_some());
-        gone
+    /// The step thread still has something of it.
+    fn knows(&self, digest: &Digest) -> bool {
+        self.engine.snapshot().facts(digest).is_some()
     }
 
     fn standalone(&self, what: &str) -> Result<(), Refusal> {
@@ -357,9 +346,8 @@ impl Fleet {
     }
 
     fn put_in_force(&self, catalog: &mut Catalog, placement: &Placement) -> Result<(), Refusal> {
-        let known = |digest: &Digest| self.engine.snapshot().facts(digest).is_some();
         let mut next = catalog.clone();
-        let (enrol, retire) = next.adopt(placement, known);
+        let (enrol, retire) = next.adopt(placement, |digest| self.knows(digest));
         let newcomer = |enrolment: Enrolment| Newcomer {
             on_disk: self.loader.is_on_disk(enrolment.digest),
             enrolment,
@@ -393,102 +381,6 @@ impl Fleet {
             Err(error) => tracing::warn!(path = %path.display(), %error, "the kept placement is not used"),
         }
     }
-}
-
-impl Catalog {
-    /// Replaces everything by what a placement says. Returns what to enrol and what to retire.
-    fn adopt(&mut self, placement: &Placement, known: impl Fn(&Digest) -> bool) -> (Vec<Enrolment>, Vec<Digest>) {
-        let mut names = Names::new(self.names.base().to_owned());
-        let mut placed: BTreeMap<Digest, Placed> = BTreeMap::new();
-        for adapter in &placement.adapters {
-            names.add(&adapter.name, adapter.digest);
-            let wanted = Placed::from(adapter);
-            placed
-                .entry(adapter.digest)
-                .and_modify(|known| {
-                    // One content under two names is held as near as the nearer of the two asks.
-                    known.enrolment.pinned |= wanted.enrolment.pinned;
-                    known.enrolment.floor = known.enrolment.floor.max(wanted.enrolment.floor);
-                    known.enrolment.base_digest = known.enrolment.base_digest.or(wanted.enrolment.base_digest);
-                })
-                .or_insert(wanted);
-        }
-        for (name, digest) in &placement.aliases {
-            names.point(name, *digest);
-        }
-        let enrol = placed.values().map(|adapter| adapter.enrolment.clone()).collect();
-        let retire: Vec<Digest> = self.placed.keys().filter(|digest| !placed.contains_key(digest)).copied().collect();
-        self.depart(&retire, known);
-        self.names = names;
-        self.departed.retain(|digest, _| !placed.contains_key(digest));
-        self.placed = placed;
-        self.placed_once = true;
-        (enrol, retire)
-    }
-
-    fn depart(&mut self, gone: &[Digest], known: impl Fn(&Digest) -> bool) {
-        self.departed.retain(|digest, _| known(digest));
-        for digest in gone {
-            if let Some(placed) = self.placed.remove(digest) {
-                self.departed.insert(*digest, placed);
-            }
-        }
-    }
-}
-
-impl From<&PlacedAdapter> for Placed {
-    fn from(adapter: &PlacedAdapter) -> Self {
-        Self {
-            name: adapter.name.clone(),
-            namespace: adapter.namespace.clone(),
-            enrolment: Enrolment {
-                name: adapter.name.clone(),
-                digest: adapter.digest,
-                source: adapter.uri.clone(),
-                pinned: adapter.pinned,
-                floor: adapter.floor,
-                base_digest: adapter.base_digest,
-            },
-        }
-    }
-}
-
-/// What one object shows to be wrong, before anything is changed.
-fn check_placement(placement: &Placement, base: &str, adapters_max: usize) -> Result<(), Refusal> {
-    let count = placement.adapters.len();
-    if count > adapters_max {
-        return Err(Refusal::new(
-            409,
-            "TooManyAdapters",
-            format!("{count} adapters are placed, the limit is {adapters_max}"),
-        ));
-    }
-    if placement.revision.len() > 64 {
-        let message = format!("revision has {} bytes, the limit is 64", placement.revision.len());
-        return Err(Refusal::invalid("revision", message));
-    }
-    if let Role::Merged(digest) = &placement.role {
-        let message = format!("the role Merged({digest}) is not supported by this version");
-        return Err(Refusal::new(422, "UnsupportedFeature", message));
-    }
-    let mut seen = BTreeSet::new();
-    for adapter in &placement.adapters {
-        check_name("adapters", &adapter.name)?;
-        if adapter.name == base {
-            return Err(Refusal::new(409, "NameConflict", format!("'{base}' is the base model's name")));
-        }
-        if !seen.insert((&adapter.name, adapter.digest)) {
-            let message = format!("'{}' with {} is placed twice", adapter.name, adapter.digest);
-            return Err(Refusal::invalid("adapters", message));
-        }
-    }
-    for (name, digest) in &placement.aliases {
-        if !seen.contains(&(name, *digest)) {
-            let message = format!("the alias '{}' means {digest}, which is not placed under this name", shown(name));
-            return Err(Refusal::invalid("aliases", message));
-        }
-    }
-    Ok(())
 }
 
 fn write_whole(path: &Path, placement: &Placement) -> std::io::Result<()> {

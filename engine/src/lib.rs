@@ -39,6 +39,8 @@ pub mod limits;
 pub mod refusal;
 
 pub mod engine;
+pub mod queue;
+
 pub mod fleet;
 pub mod names;
 pub mod report;

@@ -32,6 +32,8 @@ pub struct Limits {
     pub upload_bytes_per_step: u64,
     /// How long a step may take longer for them while somebody waits for its tokens.
     pub upload_time_per_step: Duration,
+    /// A step that takes long anyhow may take longer by half of its time, up to this.
+    pub upload_time_max: Duration,
     /// So many bytes are written all the same, however slow the machine is: adapters get on, and small ones in one step.
     pub upload_bytes_min: u64,
     /// After this wait, a sequence that lacks only a place for its adapter gets one from whoever has held it longest.
@@ -67,11 +69,12 @@ impl Default for Limits {
             max_queued: 1024,
             max_choices: 64,
             max_adapters: lorafleet_crds::wire::ADAPTERS_MAX as u32,
-            max_fetches: 4,
+            max_fetches: 16,
             host_cache_bytes: 256 << 20,
             upload_bytes_per_step: 64 << 20,
             upload_time_per_step: Duration::from_millis(5),
-            upload_bytes_min: 4 << 20,
+            upload_time_max: Duration::from_millis(100),
+            upload_bytes_min: 8 << 20,
             age_max: Duration::from_secs(2),
             max_connections: 4096,
             head_time_max: Duration::from_secs(75),

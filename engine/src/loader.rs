@@ -68,8 +68,8 @@ impl AdapterLoader {
             ..Policy::default()
         };
         let sources = Sources::new(config.sources.iter().cloned(), ReadLimits::default());
-        let room = Room::new(config.limits.host_cache_bytes);
-        let loader = Loader { sources, base, policy, tensors: Some(tensors), disk, room };
+        let room = || Room::new(config.limits.host_cache_bytes);
+        let loader = Loader { sources, base, policy, tensors: Some(tensors), disk, room: room(), disk_room: room() };
         let inner = Arc::new(Inner { loader, limits: config.limits.clone(), budget, meter });
         let prepared = inner.clone();
         tokio::spawn(async move { prepared.loader.sources.prepare().await });

@@ -185,7 +185,8 @@ impl Meter {
                 Move::Fetch(..) => "Fetch",
                 Move::DropDevice(..) => "DropDevice",
                 Move::Upload(..) => "Upload",
-                Move::RefuseFloor(..) => "RefuseFloor",
+                Move::RefuseFloor(..) | Move::RefuseHostFloor(..) => "RefuseFloor",
+                Move::RefuseDemand(..) => "RefuseDemand",
             };
             self.moves.with_label_values(&[name]).inc();
         }

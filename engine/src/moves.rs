@@ -28,8 +28,8 @@ pub struct Row {
     pub pages: u32,
     pub leases: u32,
     pub floor: Floor,
-    /// Never dropped from the tier that `floor` names.
-    pub pinned: bool,
+    /// Since when it is never to be dropped from the tier that `floor` names.
+    pub pinned: Option<Instant>,
     /// It has been fetched once, so its floor `Disk` is met.
     pub verified: bool,
     /// Orders eviction: the longest untouched goes first.
@@ -45,6 +45,14 @@ impl Row {
 
     fn is_uploading(&self) -> bool {
         self.device && self.pages_left > 0
+    }
+
+    fn is_held_in_host(&self) -> bool {
+        self.pinned.is_some() && self.floor == Floor::Host
+    }
+
+    fn is_held_on_device(&self) -> bool {
+        self.pinned.is_some() && self.floor == Floor::Device
     }
 }
 
@@ -90,10 +98,15 @@ pub enum Move {
     Write(Digest, u32),
     /// Its floor cannot be kept: the pinned adapters would take more than half of all pages.
     RefuseFloor(Digest),
+    /// The same for those pinned in host memory and half of that.
+    RefuseHostFloor(Digest),
+    /// Who waits for it waits in vain: beside what is pinned in host memory, it never has room there.
+    RefuseDemand(Digest),
 }
 
 pub fn decide(tiers: &Tiers) -> Vec<Move> {
     let mut plan = Plan::new(tiers);
+    plan.refuse_pins();
     plan.shrink_host();
     plan.fetch();
     plan.upload();
@@ -127,6 +140,31 @@ impl<'a> Plan<'a> {
         self.places.get(digest).copied().unwrap_or(usize::MAX)
     }
 
+    /// Pinned adapters may take half of all pages, and half of the host memory, or nobody else is served. Who was pinned
+    /// first keeps its floor, whether it is there already or not yet.
+    fn refuse_pins(&mut self) {
+        let mut pinned: Vec<&mut Row> = self.rows.iter_mut().filter(|row| row.pinned.is_some()).collect();
+        pinned.sort_by_key(|row| (row.pinned, row.digest));
+        let (mut pages, mut bytes) = (self.tiers.pages_total / 2, self.tiers.host_bytes_total / 2);
+        for row in pinned {
+            let refused = if row.is_held_on_device() {
+                let less = pages.checked_sub(row.pages);
+                pages = less.unwrap_or(pages);
+                less.is_none().then_some(Move::RefuseFloor(row.digest))
+            } else if row.is_held_in_host() {
+                let less = bytes.checked_sub(row.bytes);
+                bytes = less.unwrap_or(bytes);
+                less.is_none().then_some(Move::RefuseHostFloor(row.digest))
+            } else {
+                None
+            };
+            if refused.is_some() {
+                (row.pinned, row.floor) = (None, Floor::None);
+            }
+            self.moves.extend(refused);
+        }
+    }
+
     fn host_used(&self) -> u64 {
         self.rows.iter().filter(|row| row.host == HostTier::Present).map(|row| row.bytes).sum()
     }
@@ -143,7 +181,7 @@ impl<'a> Plan<'a> {
     fn host_victim(&self, place: usize) -> Option<usize> {
         let candidates = self.rows.iter().enumerate().filter(|(_, row)| {
             let needed = row.is_uploading() || (!row.device && self.place(&row.digest) <= place);
-            row.host == HostTier::Present && !(row.pinned && row.floor >= Floor::Host) && !needed
+            row.host == HostTier::Present && !row.is_held_in_host() && !needed
         });
         let urgency = |row: &Row| if row.device { usize::MAX } else { self.place(&row.digest) };
         let first = candidates.min_by_key(|(_, row)| (std::cmp::Reverse(urgency(row)), row.touched));
@@ -172,8 +210,13 @@ impl<'a> Plan<'a> {
             }
             let Some(index) = self.index.get(&digest).copied() else { continue };
             let Some(row) = self.rows.get(index) else { continue };
-            if row.device || row.host != HostTier::Absent || !row.may_fetch || !self.make_host_room(row.bytes, &digest)
-            {
+            if row.device || row.host != HostTier::Absent || !row.may_fetch {
+                continue;
+            }
+            if !self.make_host_room(row.bytes, &digest) {
+                if reason == Reason::Demand && self.is_barred(&digest) {
+                    self.moves.push(Move::RefuseDemand(digest));
+                }
                 continue;
             }
             if let Some(row) = self.rows.get_mut(index) {
@@ -182,6 +225,13 @@ impl<'a> Plan<'a> {
             fetching += 1;
             self.moves.push(Move::Fetch(digest, reason));
         }
+    }
+
+    /// Pins alone leave it no room in host memory.
+    fn is_barred(&self, digest: &Digest) -> bool {
+        let counts = |row: &&Row| row.digest == *digest || (row.is_held_in_host() && row.host == HostTier::Present);
+        let bytes: u64 = self.rows.iter().filter(counts).map(|row| row.bytes).sum();
+        bytes > self.tiers.host_bytes_total
     }
 
     /// Whether `bytes` more fit, letting go of what is wanted later than `digest`.
@@ -259,10 +309,6 @@ impl<'a> Plan<'a> {
         if row.device {
             return true;
         }
-        if reason == Reason::Floor && row.pinned && self.pinned_pages() + row.pages > self.tiers.pages_total / 2 {
-            self.moves.push(Move::RefuseFloor(*digest));
-            return false;
-        }
         if !self.make_device_room(row.pages, digest) {
             return false;
         }
@@ -281,11 +327,6 @@ impl<'a> Plan<'a> {
             self.pages_available += row.pages;
             self.moves.push(Move::DropDevice(row.digest, Reason::Unwanted));
         }
-    }
-
-    fn pinned_pages(&self) -> u32 {
-        let held = |row: &&Row| row.device && row.pinned && row.floor == Floor::Device;
-        self.rows.iter().filter(held).map(|row| row.pages).sum()
     }
 
     /// Whether `pages` are available, letting go of idle adapters that are wanted later than `digest`. Nothing is let
@@ -321,11 +362,10 @@ impl<'a> Plan<'a> {
     }
 
     fn may_leave_device(&self, row: &Row, place: usize) -> bool {
-        let held = row.pinned && row.floor == Floor::Device;
         let own_place = self.place(&row.digest);
         let for_a_floor = place == usize::MAX && own_place == usize::MAX;
         let wanted_later = own_place > place || (for_a_floor && row.floor < Floor::Device);
-        row.device && row.leases == 0 && !held && wanted_later
+        row.device && row.leases == 0 && !row.is_held_on_device() && wanted_later
     }
 }
 
@@ -335,8 +375,8 @@ fn floor_wants_fetch(row: &Row) -> bool {
         Floor::None => false,
         Floor::Disk => !row.verified,
         // Without a pin the floor is a start condition only; keeping it would undo each eviction at once.
-        Floor::Host => row.host == HostTier::Absent && !row.device && (row.pinned || !row.verified),
-        Floor::Device => !row.on_device() && (row.pinned || !row.verified || row.host == HostTier::Present),
+        Floor::Host => row.host == HostTier::Absent && !row.device && (row.pinned.is_some() || !row.verified),
+        Floor::Device => !row.on_device() && (row.pinned.is_some() || !row.verified || row.host == HostTier::Present),
     }
 }
 
@@ -367,7 +407,7 @@ mod tests {
             pages: 2,
             leases: u32::from(letters.contains('L')),
             floor,
-            pinned: letters.contains('P'),
+            pinned: letters.contains('P').then(|| *BORN + Duration::from_secs(number.into())),
             verified: letters.contains('H'),
             touched: *BORN + Duration::from_secs(number.into()),
             may_fetch: true,
@@ -431,6 +471,15 @@ mod tests {
         let none = Floor::None;
         let rows = vec![row(1, "H", none), row(2, "HP", Floor::Host), row(3, "H", none)];
         check(rows, &[], 9, 20, &[Move::DropHost(digest(1), HostFull)]);
+        // Pins may have half of it; who was pinned later has to do without, and so has who finds no room beside them.
+        let pins = vec![row(2, "HP", Floor::Host), row(1, "HP", Floor::Host)];
+        check(pins.clone(), &[], 9, 39, &[Move::RefuseHostFloor(digest(2))]);
+        check(pins.clone(), &[], 9, 40, &[]);
+        let wide = Row { bytes: 25, ..row(3, "", none) };
+        let refused = [Move::RefuseDemand(digest(3))];
+        check(vec![pins[0].clone(), pins[1].clone(), wide.clone()], &[3], 9, 40, &refused);
+        let drops = [Move::DropHost(digest(4), HostFull), Move::Fetch(digest(3), Demand)];
+        check(vec![wide, pins[1].clone(), row(4, "H", none)], &[3], 9, 40, &drops);
         let rows = vec![row(1, "H", none), row(2, "H", none)];
         check(rows, &[1, 2], 0, 10, &[Move::DropHost(digest(2), HostFull)]);
     }
@@ -449,6 +498,13 @@ mod tests {
         let mut big = row(1, "HP", Floor::Device);
         big.pages = 9;
         check(vec![big], &[], 16, 99, &[Move::RefuseFloor(digest(1))]);
+        // Wherever they are, and whoever waits for them: the first that were pinned stay.
+        let wide = |number: u8, letters: &str| Row { pages: 3, ..row(number, letters, Floor::Device) };
+        let rows = vec![wide(4, "HDLP"), wide(2, "HDP"), wide(3, "HP"), wide(1, "HDP")];
+        let all = [Move::RefuseFloor(digest(3)), Move::RefuseFloor(digest(4))];
+        check(rows.clone(), &[], 0, 99, &all);
+        let demanded = [&all[..], &[Move::Upload(digest(3), Demand), Move::Write(digest(3), 3)]].concat();
+        check(rows, &[3], 3, 99, &demanded);
     }
 
     #[test]
@@ -469,7 +525,7 @@ mod tests {
         let medium = Row { pages: 3, ..small() };
         check(vec![large(36), medium], &[1, 2], 9, 99, &[Move::Write(digest(1), 4)]);
         // Before its turn, one that has begun gets on by a page.
-        let late = Row { floor: Floor::Device, pinned: true, ..large(36) };
+        let late = Row { floor: Floor::Device, pinned: Some(*BORN), pages: 8, ..large(8) };
         let first = [Move::Upload(digest(2), Demand), Move::Write(digest(2), 2)];
         let both = [&first[..], &[Move::Upload(digest(3), Demand), Move::Write(digest(3), 2)]].concat();
         let slow = [&both[..], &[Move::Write(digest(1), 1)]].concat();

@@ -34,11 +34,11 @@ pub fn load(snapshot: &Snapshot) -> Load {
 /// One row per (name, digest): those that are placed, then those that are on their way out.
 pub fn adapters(catalog: &Catalog, snapshot: &Snapshot, now: Instant) -> Vec<AdapterReport> {
     let named = catalog.names.versions().filter_map(|(name, digest)| {
-        let placed = catalog.placed.get(&digest)?;
-        Some(row(name, placed, snapshot, now, false))
+        let placed = catalog.wanted(name, &digest)?;
+        Some(row(&digest, placed, snapshot, now, false))
     });
     let leaving = catalog.departed.iter().filter(|(digest, _)| snapshot.facts(digest).is_some());
-    let leaving = leaving.map(|(_, placed)| row(&placed.name, placed, snapshot, now, true));
+    let leaving = leaving.map(|(digest, placed)| row(digest, placed, snapshot, now, true));
     named.chain(leaving).collect()
 }
 
@@ -71,26 +71,27 @@ pub fn holdings(adapters: &[AdapterReport], aliases: &BTreeMap<String, Digest>) 
     hasher.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn row(name: &str, placed: &Placed, snapshot: &Snapshot, now: Instant, leaving: bool) -> AdapterReport {
-    let digest: Digest = placed.enrolment.digest;
-    let facts = snapshot.facts(&digest);
+fn row(digest: &Digest, placed: &Placed, snapshot: &Snapshot, now: Instant, leaving: bool) -> AdapterReport {
+    let facts = snapshot.facts(digest);
     AdapterReport {
-        name: name.to_owned(),
+        name: placed.name.clone(),
         namespace: placed.namespace.clone(),
-        digest,
+        digest: *digest,
         state: state(facts, leaving),
         tier: facts.map_or(Tier::Source, |facts| facts.tier),
-        pinned: placed.enrolment.pinned,
+        pinned: placed.pinned,
         rank: facts.map_or(0, |facts| facts.rank),
         bytes: facts.map_or(0, |facts| facts.bytes),
         leases: facts.map_or(0, |facts| facts.leases),
-        waiting: snapshot.waiting_adapters.get(&digest).copied().unwrap_or(0),
+        waiting: snapshot.waiting_adapters.get(digest).copied().unwrap_or(0),
         idle_ms: facts
             .and_then(|facts| facts.last_used)
             .map(|used| now.saturating_duration_since(used).as_millis() as u64),
         loads: facts.map_or(0, |facts| facts.loads),
         evictions: facts.map_or(0, |facts| facts.evictions),
-        last_error: facts.and_then(|facts| facts.failure.as_ref()).map(|refusal| refusal.body()),
+        last_error: facts
+            .and_then(|facts| facts.failure.as_ref().or(facts.note.as_ref()))
+            .map(|refusal| refusal.body()),
     }
 }
 

@@ -6,9 +6,10 @@ use std::time::Instant;
 
 use lorafleet_backend::batch::{PageId, SampleSpec, Seen, SequenceId};
 use lorafleet_crds::wire::Tier;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 
 use crate::pages::KvOwner;
+use crate::queue::Place;
 use crate::refusal::Refusal;
 use crate::residency::Lease;
 
@@ -35,6 +36,25 @@ pub struct Params {
 }
 
 impl Params {
+    /// The likeliest token each time, whatever it is.
+    pub fn greedy(max_tokens: u32) -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            repetition_penalty: 1.0,
+            logit_bias: Arc::default(),
+            logprobs: None,
+            max_tokens,
+            as_many_as_fit: false,
+            min_tokens: 0,
+            stop_tokens: Arc::new([]),
+        }
+    }
+
     fn penalised(&self) -> bool {
         self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 || self.repetition_penalty != 1.0
     }
@@ -68,10 +88,9 @@ pub struct TokenEvent {
     pub finish: Option<Finish>,
 }
 
-/// A sequence as a request hands it in.
+/// A sequence as a request makes it, before it is known what its model means.
 #[derive(Debug)]
-pub struct NewSequence {
-    pub owner: KvOwner,
+pub struct Draft {
     /// Not empty.
     pub prompt: Arc<[u32]>,
     pub params: Arc<Params>,
@@ -80,9 +99,16 @@ pub struct NewSequence {
     pub group: u64,
     /// Has room for each event that the sequence can send, so sending never waits.
     pub events: mpsc::Sender<Event>,
-    /// Its place in the bounded queue.
-    pub place: Option<OwnedSemaphorePermit>,
     pub arrived: Instant,
+}
+
+/// A sequence as the step thread takes it.
+#[derive(Debug)]
+pub struct NewSequence {
+    pub owner: KvOwner,
+    /// Its place in the bounded queue.
+    pub place: Option<Place>,
+    pub draft: Draft,
 }
 
 #[derive(Debug)]
@@ -112,30 +138,31 @@ pub struct Sequence {
     pub lease: Option<Lease>,
     seen: Arc<BTreeMap<u32, Seen>>,
     events: mpsc::Sender<Event>,
-    _place: Option<OwnedSemaphorePermit>,
+    _place: Option<Place>,
 }
 
 impl Sequence {
     pub fn new(id: SequenceId, new: NewSequence, tier_at_arrival: Option<Tier>) -> Self {
+        let NewSequence { owner, place, draft } = new;
         let mut seen: BTreeMap<u32, Seen> = BTreeMap::new();
-        if new.params.penalised() {
-            for token in new.prompt.iter() {
+        if draft.params.penalised() {
+            for token in draft.prompt.iter() {
                 seen.entry(*token).or_default().prompt += 1;
             }
         }
         Self {
             id,
-            owner: new.owner,
-            group: new.group,
-            tokens: new.prompt.to_vec(),
-            prompt_tokens: new.prompt.len() as u32,
+            owner,
+            group: draft.group,
+            tokens: draft.prompt.to_vec(),
+            prompt_tokens: draft.prompt.len() as u32,
             computed: 0,
             pages: Vec::new(),
             published: 0,
-            params: new.params,
-            seed: new.seed,
-            arrived: new.arrived,
-            queued: new.arrived,
+            params: draft.params,
+            seed: draft.seed,
+            arrived: draft.arrived,
+            queued: draft.arrived,
             admitted: None,
             drawn_since_admission: 0,
             cached_tokens: None,
@@ -143,8 +170,8 @@ impl Sequence {
             last_token: None,
             lease: None,
             seen: Arc::new(seen),
-            events: new.events,
-            _place: new.place,
+            events: draft.events,
+            _place: place,
         }
     }
 

@@ -20,7 +20,8 @@ use crate::http::{App, Base, Keys, router};
 use crate::limits::Limits;
 use crate::loader::AdapterLoader;
 use crate::metrics::Meter;
-use crate::residency::Enrolment;
+use crate::refusal::Refusal;
+use crate::residency::{Enrolment, Loaded};
 use crate::snapshot::Snapshot;
 use crate::state::State;
 use crate::step::{Command, Fetch, Stepper};
@@ -113,21 +114,21 @@ async fn drain_when_told(app: &App, mut told: Told) -> End {
     app.draining.store(true, Ordering::Release);
     let engine = app.fleet.engine();
     let most = engine.limits.drain_max;
-    tracing::info!(signal = heard.name(), open = engine.open_sequences(), seconds_max = most.as_secs(), "draining");
+    tracing::info!(signal = heard.name(), open = engine.queue.taken(), seconds_max = most.as_secs(), "draining");
     let idle = async {
-        while engine.open_sequences() > 0 {
+        while engine.queue.taken() > 0 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
     tokio::select! {
         drained = tokio::time::timeout(most, idle) => {
             if drained.is_err() {
-                tracing::warn!(open = engine.open_sequences(), "the time to drain is over; what runs is cut off");
+                tracing::warn!(open = engine.queue.taken(), "the time to drain is over; what runs is cut off");
             }
             End::Drained
         }
         heard = told.next() => {
-            tracing::warn!(signal = heard.name(), open = engine.open_sequences(), "told again; what runs is cut off");
+            tracing::warn!(signal = heard.name(), open = engine.queue.taken(), "told again; what runs is cut off");
             End::CutOff(heard)
         }
     }
@@ -159,6 +160,7 @@ fn assemble(config: &Config, base: LoadedBase, keys: Keys) -> anyhow::Result<(Ar
     let room = |bytes: usize| Room::new(bytes as u64);
     // Placements: one large one, or some small ones at once.
     let (bodies, placements) = (room(limits.bodies_bytes), room(limits.max_placement_bytes));
+    let orders = room(limits.max_body_bytes);
     let state = State::new(limits.clone(), budget);
     snapshot.send_replace(Arc::new(Snapshot::of(&state)));
     let stepper = Stepper::new(state, base.backend, queue, Box::new(fetch), snapshot, meter.clone());
@@ -183,6 +185,7 @@ fn assemble(config: &Config, base: LoadedBase, keys: Keys) -> anyhow::Result<(Ar
         draining: AtomicBool::new(false),
         bodies,
         placements,
+        orders,
         parsers: Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from))),
         groups: AtomicU64::new(0),
         started_unix: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
@@ -246,18 +249,31 @@ struct Fetcher {
 
 impl Fetch for Fetcher {
     fn start(&mut self, wanted: &Enrolment) {
-        let loading = self.loader.load(wanted.source.clone(), wanted.claims());
+        let loader = self.loader.clone();
         let wanted = wanted.clone();
         let commands = self.commands.clone();
         self.runtime.spawn(async move {
             let begun = Instant::now();
-            let result = loading.await;
+            let result = load_from_any(&*loader, &wanted).await;
             let took = begun.elapsed();
             // The channel may be full for as long as a step takes; this result must not be lost.
             let send = move || drop(commands.send(Command::Fetched(wanted, result, took)));
             let _ = tokio::task::spawn_blocking(send).await;
         });
     }
+}
+
+/// From the first source that has it; if none has, what the first was refused for.
+pub(crate) async fn load_from_any(loader: &dyn Load, wanted: &Enrolment) -> Result<Loaded, Refusal> {
+    let mut refused = None;
+    for source in &wanted.sources {
+        match loader.load(source.clone(), wanted.claims()).await {
+            Ok(loaded) => return Ok(loaded),
+            Err(refusal) => refused = refused.or(Some(refusal)),
+        }
+    }
+    let nowhere = || Refusal::new(404, "NotFound", format!("adapter {} has no source", wanted.digest));
+    Err(refused.unwrap_or_else(nowhere))
 }
 
 #[cfg(test)]

@@ -18,34 +18,28 @@ use tokio::sync::watch;
 use crate::limits::Limits;
 use crate::metrics::Meter;
 use crate::pages::KvOwner;
+use crate::queue::Queue;
 use crate::refusal::Refusal;
 use crate::residency::{Enrolment, Loaded, Newcomer};
-use crate::sequence::{Event, Finish, NewSequence, Params, TokenEvent};
+use crate::sequence::{Draft, Event, Finish, NewSequence, Params, TokenEvent};
 use crate::snapshot::Snapshot;
 use crate::state::State;
 use crate::step::{Command, Fetch, Stepper};
 
+mod lifecycle;
 mod machine;
 mod turns;
 
+#[path = "../tests/support/random.rs"]
+mod random;
+
 use machine::{Machine, Watched};
+use random::Random;
 
 const ADAPTERS: u8 = 6;
 /// Its fetch always fails.
 const BROKEN: u8 = 5;
 const END: u32 = 7;
-
-/// xorshift64*: the same seed is the same run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % bound
-    }
-}
 
 fn digest(number: u8) -> Digest {
     Digest::from_bytes([number + 1; 32])
@@ -80,7 +74,7 @@ struct Pending(Arc<Mutex<Vec<Enrolment>>>);
 
 impl Fetch for Pending {
     fn start(&mut self, wanted: &Enrolment) {
-        assert!(wanted.source.starts_with("test://"));
+        assert!(!wanted.sources.is_empty() && wanted.sources.iter().all(|source| source.starts_with("test://")));
         let mut pending = self.0.lock().unwrap();
         let twice = pending.iter().any(|other| other.digest == wanted.digest);
         assert!(!twice, "one fetch at a time per digest");
@@ -103,14 +97,19 @@ struct World {
     random: Random,
     stepper: Stepper,
     pending: Arc<Mutex<Vec<Enrolment>>>,
+    queue: Queue,
     clients: Vec<Client>,
     enrolled: BTreeSet<Digest>,
     now: Instant,
     done: u64,
     cached: u64,
+    /// What a fetch may be refused for, whatever adapter it is.
+    refused: &'static [&'static str],
+    /// The codes of all refusals so far.
+    told: Vec<String>,
     watched: Arc<Watched>,
     meter: Arc<Meter>,
-    _snapshot: watch::Receiver<Arc<Snapshot>>,
+    snapshot: watch::Receiver<Arc<Snapshot>>,
 }
 
 impl World {
@@ -122,6 +121,7 @@ impl World {
         let pending = Arc::new(Mutex::new(Vec::new()));
         let (snapshot, shown) = watch::channel(Arc::new(Snapshot::default()));
         let (_, commands) = mpsc::sync_channel(1);
+        let queue = Queue::new(limits.max_queued);
         let stepper = Stepper::new(
             State::new(limits, budget),
             Box::new(machine),
@@ -131,17 +131,20 @@ impl World {
             meter.clone(),
         );
         let mut world = Self {
-            random: Random(seed * 2 + 1),
+            random: Random::new(seed),
             stepper,
             pending,
+            queue,
             clients: Vec::new(),
             enrolled: BTreeSet::new(),
             now: Instant::now(),
             done: 0,
             cached: 0,
+            refused: &[],
+            told: Vec::new(),
             watched,
             meter,
-            _snapshot: shown,
+            snapshot: shown,
         };
         for number in 0..ADAPTERS {
             world.enrol(number, false);
@@ -150,10 +153,14 @@ impl World {
     }
 
     fn enrol(&mut self, number: u8, pinned: bool) {
-        let floor = if pinned { Floor::Device } else { Floor::None };
-        let source = format!("test://{number}");
+        let floor = match pinned {
+            false => Floor::None,
+            true if self.random.below(2) == 0 => Floor::Host,
+            true => Floor::Device,
+        };
+        let sources = vec![format!("test://{number}")];
         let name = number.to_string();
-        self.enrol_from(Enrolment { name, digest: digest(number), source, pinned, floor, base_digest: None });
+        self.enrol_from(Enrolment { name, digest: digest(number), sources, pinned, floor, base_digest: None });
     }
 
     fn retire(&mut self, digest: Digest) {
@@ -167,37 +174,45 @@ impl World {
         self.stepper.take(Command::Change { enrol: vec![newcomer], retire: Vec::new() }, self.now);
     }
 
-    fn submit(&mut self, owner: KvOwner, prompt: Vec<u32>, max_tokens: u32, choices: u64) {
-        let params = Arc::new(params(max_tokens));
-        let group = self.random.below(u64::MAX);
+    /// Says whether there were places for it.
+    fn submit(&mut self, owner: KvOwner, prompt: Vec<u32>, max_tokens: u32, choices: u64) -> bool {
+        let places: Result<Vec<_>, _> = (0..choices).map(|_| self.queue.place(owner)).collect();
+        let Ok(places) = places else { return false };
+        let group = self.random.next();
+        let drafts = places.into_iter().map(|place| {
+            let draft = self.draft(owner, prompt.clone(), max_tokens, group);
+            NewSequence { owner, place: Some(place), draft }
+        });
+        let sequences = drafts.collect();
+        self.stepper.take(Command::Submit(sequences), self.now);
+        true
+    }
+
+    /// One sequence of a request, and the client who reads its answer.
+    fn draft(&mut self, owner: KvOwner, prompt: Vec<u32>, max_tokens: u32, group: u64) -> Draft {
         let enrolled = match owner {
             KvOwner::Base => true,
             KvOwner::Adapter(digest) => self.enrolled.contains(&digest),
         };
-        let sequences = (0..choices).map(|_| {
-            let (sender, receiver) = events::channel(max_tokens as usize + 1);
-            self.clients.push(Client {
-                owner,
-                enrolled,
-                prompt: prompt.clone(),
-                max_tokens,
-                events: receiver,
-                tokens: Vec::new(),
-                end: None,
-            });
-            NewSequence {
-                owner,
-                prompt: prompt.clone().into(),
-                params: params.clone(),
-                seed: 0,
-                group,
-                events: sender,
-                place: None,
-                arrived: self.now,
-            }
+        let (events, receiver) = events::channel(max_tokens as usize + 1);
+        let (tokens, end) = (Vec::new(), None);
+        self.clients.push(Client {
+            owner,
+            enrolled,
+            prompt: prompt.clone(),
+            max_tokens,
+            events: receiver,
+            tokens,
+            end,
         });
-        let sequences = sequences.collect();
-        self.stepper.take(Command::Submit(sequences), self.now);
+        Draft {
+            prompt: prompt.into(),
+            params: Arc::new(Params { stop_tokens: Arc::new([END]), ..Params::greedy(max_tokens) }),
+            seed: 0,
+            group,
+            events,
+            arrived: self.now,
+        }
     }
 
     fn random_request(&mut self) {
@@ -235,7 +250,9 @@ impl World {
     fn step(&mut self) {
         self.now += Duration::from_millis(1 + self.random.below(20));
         self.stepper.step(self.now);
-        self.stepper.state.check().unwrap();
+        let state = &self.stepper.state;
+        state.check().unwrap();
+        assert!(state.residency.pinned_pages() <= state.budget.pages / 2, "pins leave too little to others");
         for client in &mut self.clients {
             while let Ok(event) = client.events.try_recv() {
                 assert!(client.end.is_none(), "an event after the last");
@@ -269,12 +286,14 @@ impl World {
                 assert!(self.watched.faults.load(Ordering::Relaxed), "{refusal} without a fault");
             }
             Some(Err(refusal)) => {
+                self.told.push(refusal.code.to_string());
                 let broken = client.owner == KvOwner::Adapter(digest(BROKEN));
                 let of_broken = ["Malformed", "ModelNotFound", "DigestMismatch", "NotFound", "SourceForbidden"];
                 let expected = if broken { &of_broken[..] } else { &["ModelNotFound"][..] };
                 let unknown = refusal.code == "ModelNotFound";
                 assert!(!(unknown && client.enrolled), "{refusal}, though it was enrolled when it asked");
-                assert!(expected.contains(&refusal.code.as_ref()), "{refusal} for {:?}", client.owner);
+                let mut expected = expected.iter().chain(self.refused);
+                assert!(expected.any(|code| *code == refusal.code), "{refusal} for {:?}", client.owner);
             }
             None => {}
         }
@@ -293,7 +312,7 @@ impl World {
         self.step();
         let snapshot = Snapshot::of(&self.stepper.state);
         assert!(snapshot.idle());
-        assert_eq!(snapshot.pages.kv, 0);
+        assert_eq!((snapshot.pages.kv, self.queue.taken()), (0, 0));
         assert!(snapshot.adapters.iter().all(|facts| facts.leases == 0));
     }
 }
@@ -310,24 +329,6 @@ fn loaded(digest: Digest) -> Loaded {
     }
 }
 
-fn params(max_tokens: u32) -> Params {
-    Params {
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        repetition_penalty: 1.0,
-        logit_bias: Arc::default(),
-        logprobs: None,
-        max_tokens,
-        as_many_as_fit: false,
-        min_tokens: 0,
-        stop_tokens: Arc::new([END]),
-    }
-}
-
 fn limits() -> Limits {
     Limits {
         max_adapters_per_batch: 2,
@@ -337,6 +338,7 @@ fn limits() -> Limits {
         upload_bytes_per_step: 200,
         upload_bytes_min: 128,
         upload_time_per_step: Duration::ZERO,
+        upload_time_max: Duration::ZERO,
         age_max: Duration::from_millis(300),
         max_fetches: 2,
         // So that no pause of this machine changes a run.
@@ -415,6 +417,36 @@ fn one_place_and_an_endless_stream_still_lets_the_other_adapter_start() {
     world.settle();
 }
 
+/// However little room pins leave: each request is answered, or told why not.
+#[test]
+fn pins_keep_nobody_waiting_for_ever() {
+    let mut refused = 0;
+    for seed in 0..20 {
+        let limits = Limits { host_cache_bytes: 24, ..limits() };
+        let mut world = World::new(seed, limits, 40);
+        world.refused = &["OutOfHostMemory", "OutOfPages"];
+        for _ in 0..300 {
+            match world.random.below(6) {
+                0 => {
+                    let number = world.random.below(BROKEN.into()) as u8;
+                    world.enrol(number, true);
+                }
+                1..4 => world.random_request(),
+                _ => world.end_a_fetch(),
+            }
+            world.step();
+        }
+        world.settle();
+        // A floor that is not kept is no failure: who has none is served.
+        let facts = world.stepper.state.residency.facts();
+        assert!(facts.iter().all(|facts| facts.failure.is_none() || facts.digest == digest(BROKEN)));
+        let held: u64 = world.stepper.state.residency.pinned_host_bytes(&digest(BROKEN)).1;
+        assert!(held <= 12, "pins hold {held} bytes");
+        refused += world.told.iter().filter(|code| code.as_str() == "OutOfHostMemory").count();
+    }
+    assert!(refused > 0, "nobody was refused: the simulation tests nothing");
+}
+
 /// Its pieces come over several steps, and in each of them somebody would like its pages.
 #[test]
 fn a_flood_for_the_base_does_not_keep_an_adapter_from_coming_whole() {
@@ -487,7 +519,7 @@ fn what_failed_for_an_old_enrolment_is_not_held_against_the_new_one() {
     let wanted = |source: &str, claim: Option<Digest>| Enrolment {
         name: "broken".to_owned(),
         digest: broken,
-        source: source.to_owned(),
+        sources: vec![source.to_owned()],
         pinned: false,
         floor: Floor::None,
         base_digest: claim,

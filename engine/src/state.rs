@@ -80,7 +80,7 @@ impl State {
         let mut tier = None;
         if let KvOwner::Adapter(digest) = new.owner {
             if let Some(refusal) = self.residency.refusal(&digest, now) {
-                let _ = new.events.try_send(Event::Failed(refusal));
+                let _ = new.draft.events.try_send(Event::Failed(refusal));
                 return;
             }
             tier = self.residency.tier(&digest);
@@ -210,7 +210,7 @@ impl State {
             page_bytes: self.budget.page_bytes,
             host_bytes_total: self.limits.host_cache_bytes,
             fetches_max: self.limits.max_fetches,
-            upload_bytes_max: self.upload_pace.bytes(&self.limits, self.somebody_computes()),
+            upload_bytes_max: self.upload_pace.bytes(&self.limits, self.somebody_computes().then(|| self.pace.step())),
         }
     }
 
@@ -230,13 +230,29 @@ impl State {
                 }
                 Move::Upload(digest, _) => self.residency.place(digest, &mut self.pages),
                 Move::Write(digest, pages) => self.uploads.extend(self.residency.write(digest, *pages, now)),
+                Move::RefuseHostFloor(digest) => {
+                    let (half, all) = (self.limits.host_cache_bytes / 2, self.limits.host_cache_bytes);
+                    let (own, others) = self.residency.pinned_host_bytes(digest);
+                    let message = format!(
+                        "pinned adapters may take {half} of {all} bytes of host memory; {digest} has {own} beside {others} of pinned ones"
+                    );
+                    self.residency.floor_refused(digest, Refusal::new(409, "OutOfHostMemory", message));
+                }
+                Move::RefuseDemand(digest) => {
+                    let (own, others) = self.residency.pinned_host_bytes(digest);
+                    let message = format!(
+                        "the adapter takes {own} bytes of host memory, where pinned ones take {others} of {}",
+                        self.limits.host_cache_bytes
+                    );
+                    self.fail_waiting(*digest, &Refusal::new(503, "OutOfHostMemory", message));
+                }
                 Move::RefuseFloor(digest) => {
                     let message = format!(
                         "pinned adapters may take {} of {} pages; {digest} needs {} beside {} pinned ones",
                         self.budget.pages / 2,
                         self.budget.pages,
                         self.residency.pages_of(digest),
-                        self.residency.pinned_pages()
+                        self.residency.pinned_pages_beside(digest)
                     );
                     self.residency.floor_refused(digest, Refusal::new(409, "OutOfPages", message));
                 }

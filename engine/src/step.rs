@@ -163,14 +163,16 @@ impl Stepper {
                 }
                 retire.into_iter().for_each(|digest| self.state.residency.retire(digest));
             }
-            Command::Fetched(wanted, Err(refusal), _) if !self.state.residency.still_asks_for(&wanted) => {
-                tracing::info!(digest = %wanted.digest, source = wanted.source, %refusal, "a fetch that is no longer wanted");
-                self.state.residency.fetch_undone(&wanted.digest);
-            }
-            Command::Fetched(wanted, result, took) => {
-                tell(&wanted, &result, took);
-                self.arrive(wanted.digest, result, now);
-            }
+            Command::Fetched(wanted, result, took) => match (self.state.residency.fetch_ended(&wanted), result) {
+                (false, Err(refusal)) => {
+                    let Enrolment { digest, sources, .. } = &wanted;
+                    tracing::info!(%digest, source = sources.join(", "), %refusal, "a fetch that is no longer wanted");
+                }
+                (_, result) => {
+                    tell(&wanted, &result, took);
+                    self.arrive(wanted.digest, result, now);
+                }
+            },
             Command::Stop => return false,
         }
         true
@@ -243,7 +245,8 @@ impl Stepper {
 
 /// A line of the log for each fetch's end.
 fn tell(wanted: &Enrolment, result: &Result<Loaded, Refusal>, took: Duration) {
-    let Enrolment { name, digest, source, .. } = wanted;
+    let Enrolment { name, digest, sources, .. } = wanted;
+    let source = sources.join(", ");
     let milliseconds = took.as_millis() as u64;
     match result {
         Ok(Loaded { bytes, rank, pages, .. }) => {

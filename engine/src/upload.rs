@@ -32,14 +32,14 @@ impl UploadPace {
         }
     }
 
-    /// Bytes that the next step may write: where somebody waits for its tokens, what is written in
-    /// `upload_time_per_step`, and never less than gets on.
-    pub fn bytes(&self, limits: &Limits, somebody_computes: bool) -> u64 {
+    /// Bytes that the next step may write. Where somebody waits for the step's tokens, it may take longer by
+    /// `upload_time_per_step`, or by half of the `step` that he waits for anyhow, up to `upload_time_max`: so a large
+    /// adapter is there in a few steps. What small adapters need is written all the same.
+    pub fn bytes(&self, limits: &Limits, step: Option<Duration>) -> u64 {
         let most = limits.upload_bytes_per_step;
-        if !somebody_computes {
-            return most;
-        }
-        let in_time = (self.bytes_per_second * limits.upload_time_per_step.as_secs_f64()) as u64;
+        let Some(step) = step else { return most };
+        let pause = limits.upload_time_per_step.max(limits.upload_time_max.min(step / 2));
+        let in_time = (self.bytes_per_second * pause.as_secs_f64()) as u64;
         in_time.max(limits.upload_bytes_min).min(most)
     }
 }
@@ -54,14 +54,19 @@ mod tests {
             upload_bytes_per_step: 64 << 20,
             upload_bytes_min: 4 << 20,
             upload_time_per_step: Duration::from_millis(10),
+            upload_time_max: Duration::from_millis(40),
             ..Limits::default()
         };
         let mut pace = UploadPace::default();
-        assert_eq!(pace.bytes(&limits, true), 10_000_000);
-        assert_eq!(pace.bytes(&limits, false), 64 << 20);
-        let mut settle = |bytes: u64, millis: u64| {
-            (0..50).for_each(|_| pace.wrote(bytes, Duration::from_millis(millis)));
-            pace.bytes(&limits, true)
+        let millis = Duration::from_millis;
+        assert_eq!(pace.bytes(&limits, Some(millis(1))), 10_000_000);
+        assert_eq!(pace.bytes(&limits, None), 64 << 20);
+        // Half of a longer step.
+        assert_eq!(pace.bytes(&limits, Some(millis(50))), 25_000_000);
+        assert_eq!(pace.bytes(&limits, Some(millis(5000))), 40_000_000);
+        let mut settle = |bytes: u64, took: u64| {
+            (0..50).for_each(|_| pace.wrote(bytes, millis(took)));
+            pace.bytes(&limits, Some(millis(20)))
         };
         assert!(settle(20_000_000, 10).abs_diff(20_000_000) < 1000);
         assert_eq!(settle(1 << 20, 100), 4 << 20);

@@ -6,6 +6,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test says what it expects")]
 
+#[path = "support/random.rs"]
+mod random;
+
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::num::NonZeroUsize;
@@ -19,6 +22,7 @@ use lorafleet_backend::batch::{Batch, PageId, SampleSpec, Segment, SequenceId};
 use lorafleet_backend::model::Model;
 use lorafleet_cpu::{CpuBackend, CpuOptions};
 use lorafleet_engine::text::{Chat, Message, Text};
+use random::Random;
 
 /// One load, on a machine that is busy with other tests.
 const TIME_MAX: Duration = Duration::from_secs(20);
@@ -26,26 +30,6 @@ const MEMORY_MIB_MAX: u64 = 1024;
 
 fn rounds() -> u64 {
     std::env::var("LORAFLEET_FUZZ_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(60)
-}
-
-/// xorshift64*: the same seed is the same mutation.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % bound.max(1)
-    }
-
-    fn index(&mut self, length: usize) -> usize {
-        self.below(length as u64) as usize
-    }
-
-    fn pick<T: Copy>(&mut self, items: &[T]) -> T {
-        items[self.index(items.len())]
-    }
 }
 
 /// Numbers at which arithmetic breaks.
@@ -195,7 +179,7 @@ fn a_changed_folder_is_loaded_or_refused_with_words() {
         let (path, good) = (folder.path().join(name), read(name));
         let mut tally = Tally::default();
         for seed in 1..=rounds() {
-            let mut random = Random(seed);
+            let mut random = Random::new(seed);
             let mut bytes = good.clone();
             if name == "model.safetensors" {
                 // The header; what follows is numbers.
@@ -310,7 +294,7 @@ fn a_changed_gguf_file_is_loaded_or_refused_with_words() {
     let header_bytes = header(&path).unwrap().data_start as usize;
     let mut tally = Tally::default();
     for seed in 1..=rounds() * 5 {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let mut bytes = good.clone();
         // Mostly without a change of length, behind which all else would be refused.
         if random.below(2) == 0 {
@@ -344,13 +328,13 @@ fn the_changed_header_of_a_real_model_is_read_or_refused_with_words() {
     file.read_exact(&mut good).unwrap();
     let mut tally = Tally::default();
     for seed in 1..=rounds() {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let mut head = good.clone();
         for _ in 0..=random.below(3) {
             // The tables of tokens and merges are nearly all of it: half of the changes go to the rest.
             let near = if random.below(2) == 0 { random.index(4096) } else { random.index(header_bytes) };
             let at = if random.below(2) == 0 { near } else { header_bytes - 1 - near }.min(header_bytes - 8);
-            let edge = if random.below(2) == 0 { random.pick(&EDGES) } else { random.below(u64::MAX) };
+            let edge = if random.below(2) == 0 { random.pick(&EDGES) } else { random.next() };
             let width = random.pick(&[1, 2, 4, 8]);
             head[at..at + width].copy_from_slice(&edge.to_le_bytes()[..width]);
         }

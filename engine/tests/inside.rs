@@ -81,7 +81,7 @@ impl Engine {
     }
 
     async fn complete(&self) -> (u16, Value) {
-        let ask = json!({ "prompt": [1, 2], "max_tokens": 2, "temperature": 0 });
+        let ask = json!({ "model": "base", "prompt": [1, 2], "max_tokens": 2, "temperature": 0 });
         let reply = self.client.post(self.url.clone() + "/v1/completions").json(&ask).send().await.unwrap();
         (reply.status().as_u16(), reply.json().await.unwrap())
     }
@@ -150,20 +150,20 @@ async fn a_sequence_whose_numbers_overflow_ends_with_an_error_and_nothing_else_d
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bodies_have_a_limit_together() {
-    let engine = Engine::start(None, |limits| (limits.bodies_bytes, limits.max_body_bytes) = (4096, 4000)).await;
+    let engine = Engine::start(None, |limits| (limits.bodies_bytes, limits.max_body_bytes) = (4096, 20_000)).await;
     // Announces much, sends little and waits: it holds only what it has sent.
     let address = engine.url.strip_prefix("http://").unwrap();
     let mut slow = TcpStream::connect(address).await.unwrap();
-    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 3900\r\n\r\n";
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 12100\r\n\r\n";
     slow.write_all(head.as_bytes()).await.unwrap();
     slow.write_all(b"{").await.unwrap();
     assert_eq!(engine.complete().await.0, 200);
-    // Now it has sent nearly all.
-    slow.write_all(&[b' '; 3800]).await.unwrap();
+    // Now it has sent nearly all: more than is free for each.
+    slow.write_all(&[b' '; 12_000]).await.unwrap();
     // Until that has come; else it is the slow one that finds no room.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let begun = Instant::now();
-    let large = json!({ "prompt": [1, 2], "max_tokens": 2, "user": "x".repeat(2000) });
+    let large = json!({ "model": "base", "prompt": [1, 2], "max_tokens": 2, "user": "x".repeat(10_000) });
     let ask = async || {
         let reply = engine.client.post(engine.url.clone() + "/v1/completions").json(&large).send().await.unwrap();
         let status = reply.status().as_u16();
@@ -173,6 +173,8 @@ async fn bodies_have_a_limit_together() {
         assert!(begun.elapsed() < Duration::from_secs(10), "it never was too much");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+    // Small ones go on.
+    assert_eq!(engine.complete().await.0, 200);
     drop(slow);
     while ask().await.0 != 200 {
         assert!(begun.elapsed() < Duration::from_secs(20), "the room does not come back");

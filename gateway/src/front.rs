@@ -120,9 +120,10 @@ async fn try_complete(gateway: &Gateway, request: Request) -> Result<Response, N
     if gateway.secrets.api_keys.is_some() {
         counted.push(gateway.in_flight.client(&client.name, limits)?);
     }
-    let place = gateway.in_flight.place(limits).await?;
     let (head, body) = request.into_parts();
+    // A place is for who has said what he wants: the places of those who say it slowly are their connections.
     let body = read_body(body, gateway).await?;
+    let place = gateway.in_flight.place(limits).await?;
     let inspected = body::inspect(&body).map_err(Refusal::from)?;
     if !gateway.fleet.synced() {
         return Err(Refusal::new(Code::NotSynced, "the gateway has not read its pool from the API server yet").into());

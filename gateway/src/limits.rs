@@ -6,8 +6,8 @@ use clap::Args;
 use lorafleet_listen::{Bounds, Price};
 
 /// Requests are held twice, since each goes on with another `model`. Small bodies need no room: there are as many as there
-/// are places for requests.
-pub const REQUEST_PRICE: Price = Price { free_bytes: 32 << 10, copies: 2 };
+/// are connections.
+pub const REQUEST_PRICE: Price = Price { free_bytes: 16 << 10, copies: 2 };
 pub const REPLY_PRICE: Price = Price { free_bytes: 32 << 10, copies: 1 };
 
 /// A limit on everything that a client or a pod could make grow.
@@ -34,7 +34,7 @@ pub struct Limits {
     /// Bytes of a request's body.
     #[arg(long, env = "LORAFLEET_MAX_BODY_BYTES", default_value_t = 4 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub max_body_bytes: u64,
-    /// Bytes of all requests' bodies until their answers begin, each held twice, beyond the first 32 KiB of each; more are answered 429.
+    /// Bytes of all requests' bodies until their answers begin, each held twice, beyond the first 16 KiB of each; more are answered 429.
     #[arg(long, env = "LORAFLEET_MAX_BODIES_BYTES", default_value_t = 128 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
     pub max_bodies_bytes: u64,
     /// Bytes of an answer that is not a stream.

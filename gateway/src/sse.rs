@@ -56,7 +56,7 @@ pub struct Follower {
     /// Events with data, without the closing `[DONE]` and the usage event.
     pub events: u64,
     pub usage: Option<Usage>,
-    /// `[DONE]` has passed: the stream is whole.
+    /// `[DONE]` has passed, or the engine's own error: the client knows how it ended.
     pub done: bool,
 }
 
@@ -105,7 +105,8 @@ impl Follower {
         let Some(data) = data_of(event) else {
             return true;
         };
-        if data == b"[DONE]" {
+        // An engine that says why it ends says no `[DONE]` after it.
+        if data == b"[DONE]" || data.starts_with(b"{\"error\"") {
             self.done = true;
             return true;
         }

@@ -213,6 +213,13 @@ async fn a_stream_that_ends_early_without_a_fault_is_one_that_died() {
 }
 
 #[tokio::test]
+async fn an_engine_that_says_itself_why_it_ends_is_not_spoken_for() {
+    let said = "data: {\"choices\":[{}]}\n\ndata: {\"error\":{\"message\":\"m\",\"code\":\"NotFinite\"}}\n\n";
+    let front = front(&[&pod(Behaviour::Text(said)).await], limits(&[])).await;
+    assert_eq!(front.chat(r#"{"model":"support","stream":true}"#).await.text().await.unwrap(), said);
+}
+
+#[tokio::test]
 async fn a_pod_that_dies_in_an_answer_is_a_typed_error() {
     let dying = pod(Behaviour::DieInAnswer).await;
     let front = front(&[&dying], limits(&[])).await;

@@ -79,6 +79,18 @@ async fn requests_beyond_the_places_wait_and_then_are_429() {
 }
 
 #[tokio::test]
+async fn who_sends_slowly_takes_nobodys_place() {
+    let echo = pod(Behaviour::Echo).await;
+    let front = front(&[&echo], limits(&["--max-concurrent=2", "--max-queue=0"])).await;
+    let mut slow = Vec::new();
+    for _ in 0..20 {
+        slow.push(front.unfinished(10).await);
+    }
+    until("all are connected", || front.metric("lorafleet_gateway_client_connections").as_deref() == Some("20")).await;
+    assert_eq!(front.chat(r#"{"model":"support"}"#).await.status(), 200);
+}
+
+#[tokio::test]
 async fn a_wait_in_the_queue_is_bounded() {
     let stalling = pod(Behaviour::Stall).await;
     let front = front(&[&stalling], limits(&["--max-concurrent=1", "--queue-timeout-seconds=0.2"])).await;
@@ -153,13 +165,13 @@ async fn bodies_share_one_room() {
     let streaming = pod(Behaviour::Stream(Arc::clone(&more))).await;
     let front = front(&[&streaming], limits(&["--max-bodies-bytes=1048576"])).await;
     let free = || front.gateway.bodies.free_bytes();
-    // Held twice each, but for the first 32 KiB: 192 KiB each.
+    // Held twice each, but for the first 16 KiB: 224 KiB each.
     let mut slow = Vec::new();
-    for held in 1..=5 {
+    for held in 1..=4 {
         slow.push(front.unfinished(128 << 10).await);
-        until("it is held", || free() == (1 << 20) - held * (192 << 10)).await;
+        until("it is held", || free() == (1 << 20) - held * (224 << 10)).await;
     }
-    let large = format!(r#"{{"model":"support","stream":true,"x":"{}"}}"#, "x".repeat(64 << 10));
+    let large = format!(r#"{{"model":"support","stream":true,"x":"{}"}}"#, "x".repeat(96 << 10));
     let refused = front.chat(&large).await;
     assert_eq!(refused.headers()["retry-after"], "1");
     let message = "the bodies of other requests take all the room there is, 1048576 bytes";

@@ -96,13 +96,17 @@ fn small(gpu: &Gpu, rows: u32) {
         vec![embedding::embedding_launch(&args, element).unwrap()]
     });
     floor(gpu, u64::from(rows * hidden) * 2, 1, 1);
+    rope(gpu, rows);
+}
+
+fn rope(gpu: &Gpu, rows: u32) {
     let (heads, kv_heads, dim) = (32u32, 8u32, 128u32);
     let width = (heads + 2 * kv_heads) * dim;
-    let qkv = noise(gpu, n * width as usize);
+    let qkv = noise(gpu, rows as usize * width as usize);
     let size = page_bytes(1, kv_heads, dim, 16);
     let pages: Vec<u32> = (0..rows).collect();
     let kv = Kv {
-        base: gpu.alloc(size as usize * n),
+        base: gpu.alloc(size as usize * rows as usize),
         pages: gpu.upload(&bytes_of(&pages)),
         page_bytes: size,
         page_tokens: 16,
@@ -114,7 +118,7 @@ fn small(gpu: &Gpu, rows: u32) {
     let (table, waves) = (gpu.upload(&bytes_of(&table)), gpu.upload(&bytes_of(&frequencies(500_000.0, dim, None))));
     row(gpu, &format!("rope and KV write, {rows} rows"), f64::from(rows * width) * 4.0, |set| {
         let args = RopeArgs {
-            x: at(qkv, set, width),
+            x: qkv + set * u64::from(rows) * u64::from(width) * 2,
             rows: table,
             frequencies: waves,
             kv,
@@ -124,7 +128,7 @@ fn small(gpu: &Gpu, rows: u32) {
             eps: 1e-5,
             ..RopeArgs::default()
         };
-        vec![rope_launch(&args, rows, element).unwrap()]
+        vec![rope_launch(&args, rows, Element::Bf16).unwrap()]
     });
     floor(gpu, u64::from(rows * width) * 2, 1, 1);
 }

@@ -57,6 +57,57 @@ fn rows() -> Vec<Row> {
 /// Copy bandwidth that floors are counted with, bytes per microsecond.
 const BANDWIDTH: f64 = 4.2e6;
 
+/// One line: the row with this setting.
+fn measure(gpu: &Gpu, model: &Model, batch: &mut Batch, row: &Row, tuning: DecodeTuning) {
+    let floor = model.floor_bytes(&row.segments) / BANDWIDTH;
+    batch.set_tuning(gpu, model, tuning);
+    let error = batch.check(gpu, model);
+    assert!(error < 1e-2, "{}: wrong by {error}", row.name);
+    let us = batch.time(gpu, model);
+    let setting = if row.prefill {
+        let parts = [0, 1].map(|part| batch.time_part(gpu, model, part, None));
+        format!("shrink {:.1} us, expand {:.1} us, splits {:?}", parts[0], parts[1], batch.splits())
+    } else {
+        batch.set_early(0);
+        batch.set_tuning(gpu, model, decode_tuning(batch.pieces(), gpu.sms, Company::Nothing));
+        let late = batch.time(gpu, model);
+        batch.set_early(1);
+        format!(
+            "x waited for {late:.1} us; grid {} ctas {} splits {} {:?}",
+            tuning.grid, tuning.ctas, tuning.splits, tuning.weights
+        )
+    };
+    println!(
+        "{:32} {us:8.1} {floor:8.1} {:6.2} {:8.1} {:8.1} {error:9.1e}  {setting}",
+        row.name,
+        us / floor,
+        row.goal_us,
+        row.peer_us
+    );
+}
+
+/// Parts of a prefill by group, and other settings of each.
+fn prefill_variants(gpu: &Gpu, model: &Model, batch: &mut Batch, name: &str) {
+    for part in [0, 1] {
+        let groups = [0, 1, 2, 3].map(|group| batch.time_part(gpu, model, part, Some(group)));
+        println!("{name:32} {groups:8.1?}  {}", ["shrink by group", "expand by group"][part]);
+    }
+    for units in [4, 8, 16] {
+        batch.set_units(units);
+        let [part, both] = [batch.time_part(gpu, model, 1, None), batch.time(gpu, model)];
+        println!("{name:32} {part:8.1}  expand by {units} units; with the shrink {both:.1}");
+    }
+    for tiles in [2, 3, 4, 6] {
+        batch.set_shrink(gpu, model, |columns| wide_shrink(columns, tiles));
+        let error = batch.check(gpu, model);
+        assert!(error < 1e-2, "{name}: wrong by {error}");
+        let groups = [0, 1, 2, 3].map(|group| batch.time_part(gpu, model, 0, Some(group)));
+        let [part, both] = [batch.time_part(gpu, model, 0, None), batch.time(gpu, model)];
+        println!("{name:32} {part:8.1}  wide shrink of {tiles} tiles; with the expand {both:.1} {groups:.1?}");
+    }
+    batch.set_shrink(gpu, model, prefill_shrink);
+}
+
 fn main() {
     let Some(gpu) = Gpu::open() else { return };
     let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
@@ -74,7 +125,6 @@ fn main() {
         let mut random = Random(row.name.len() as u64 * 77 + 5);
         let model = Model::new(&gpu, row.segments.len() as u32, row.rank, &mut random);
         let mut batch = Batch::new(&gpu, &model, &row.segments, row.prefill, &mut random);
-        let floor = model.floor_bytes(&row.segments) / BANDWIDTH;
         let standard = batch.tuning;
         let mut settings = vec![standard];
         if variants && !row.prefill {
@@ -83,53 +133,10 @@ fn main() {
             }
         }
         for tuning in settings {
-            batch.set_tuning(&gpu, &model, tuning);
-            let error = batch.check(&gpu, &model);
-            assert!(error < 1e-2, "{}: wrong by {error}", row.name);
-            let us = batch.time(&gpu, &model);
-            let setting = if row.prefill {
-                let parts = [0, 1].map(|part| batch.time_part(&gpu, &model, part, None));
-                format!("shrink {:.1} us, expand {:.1} us, splits {:?}", parts[0], parts[1], batch.splits())
-            } else {
-                batch.set_early(0);
-                batch.set_tuning(&gpu, &model, decode_tuning(batch.pieces(), gpu.sms, Company::Nothing));
-                let late = batch.time(&gpu, &model);
-                batch.set_early(1);
-                format!(
-                    "x waited for {late:.1} us; grid {} ctas {} splits {} {:?}",
-                    tuning.grid, tuning.ctas, tuning.splits, tuning.weights
-                )
-            };
-            println!(
-                "{:32} {us:8.1} {floor:8.1} {:6.2} {:8.1} {:8.1} {error:9.1e}  {setting}",
-                row.name,
-                us / floor,
-                row.goal_us,
-                row.peer_us
-            );
+            measure(&gpu, &model, &mut batch, &row, tuning);
         }
         if variants && row.prefill {
-            for part in [0, 1] {
-                let groups = [0, 1, 2, 3].map(|group| batch.time_part(&gpu, &model, part, Some(group)));
-                println!("{:32} {groups:8.1?}  {}", row.name, ["shrink by group", "expand by group"][part]);
-            }
-            for units in [4, 8, 16] {
-                batch.set_units(units);
-                let [part, both] = [batch.time_part(&gpu, &model, 1, None), batch.time(&gpu, &model)];
-                println!("{:32} {part:8.1}  expand by {units} units; with the shrink {both:.1}", row.name);
-            }
-            for tiles in [2, 3, 4, 6] {
-                batch.set_shrink(&gpu, &model, |columns| wide_shrink(columns, tiles));
-                let error = batch.check(&gpu, &model);
-                assert!(error < 1e-2, "{}: wrong by {error}", row.name);
-                let groups = [0, 1, 2, 3].map(|group| batch.time_part(&gpu, &model, 0, Some(group)));
-                let [part, both] = [batch.time_part(&gpu, &model, 0, None), batch.time(&gpu, &model)];
-                println!(
-                    "{:32} {part:8.1}  wide shrink of {tiles} tiles; with the expand {both:.1} {groups:.1?}",
-                    row.name
-                );
-            }
-            batch.set_shrink(&gpu, &model, prefill_shrink);
+            prefill_variants(&gpu, &model, &mut batch, row.name);
         }
         batch.set_tuning(&gpu, &model, standard);
         if beside {

@@ -195,29 +195,31 @@ fn sequences(
     Sequences { kv, lists, starts, pool_bytes }
 }
 
+/// Head dimension, how much of it turns, heads of queries and of keys, norms of both, a delta.
+const ROPES: [(u32, u32, u32, u32, [bool; 2], bool); 12] = [
+    (64u32, 64u32, 9u32, 3u32, [false; 2], true),
+    (128, 128, 32, 8, [true; 2], false),
+    (128, 96, 24, 8, [false; 2], true),
+    (80, 32, 4, 4, [false; 2], false),
+    (80, 80, 1, 1, [true, false], false),
+    (96, 96, 16, 1, [false, true], true),
+    (256, 256, 2, 1, [true; 2], true),
+    (256, 64, 8, 2, [true; 2], false),
+    (256, 0, 40, 8, [false; 2], false),
+    (256, 256, 64, 8, [true; 2], true),
+    (8, 0, 3, 1, [true; 2], true),
+    (16, 16, 1, 1, [true; 2], true),
+];
+
+const SCALING: Llama3Scaling =
+    Llama3Scaling { factor: 8.0, low_frequency_factor: 1.0, high_frequency_factor: 4.0, original_context: 8192.0 };
+
 #[test]
 fn rope_rotates_and_writes_pages() {
     let Some(gpu) = Gpu::open() else { return };
-    let scaling =
-        Llama3Scaling { factor: 8.0, low_frequency_factor: 1.0, high_frequency_factor: 4.0, original_context: 8192.0 };
     for (bits, element, round, most) in KINDS {
-        // norms: of queries, of keys.
-        let cases = [
-            (64u32, 64u32, 9u32, 3u32, [false; 2], true),
-            (128, 128, 32, 8, [true; 2], false),
-            (128, 96, 24, 8, [false; 2], true),
-            (80, 32, 4, 4, [false; 2], false),
-            (80, 80, 1, 1, [true, false], false),
-            (96, 96, 16, 1, [false, true], true),
-            (256, 256, 2, 1, [true; 2], true),
-            (256, 64, 8, 2, [true; 2], false),
-            (256, 0, 40, 8, [false; 2], false),
-            (256, 256, 64, 8, [true; 2], true),
-            (8, 0, 3, 1, [true; 2], true),
-            (16, 16, 1, 1, [true; 2], true),
-        ];
         // Each by the kernel for few rows and by that for many.
-        let both = cases.into_iter().flat_map(|case| [false, true].map(|many| (case, many)));
+        let both = ROPES.into_iter().flat_map(|case| [false, true].map(|many| (case, many)));
         for ((dim, rotary, query_heads, kv_heads, norms, with_delta), many) in both {
             let attention_scale = if rotary == 96 { 1.19 } else { 1.0 };
             let mut random = Random(u64::from(dim));
@@ -230,7 +232,7 @@ fn rope_rotates_and_writes_pages() {
             let n = rows.len() * heads * dim as usize;
             let (x, delta) = (bits.random(n, 1.0, &mut random), bits.random(n, 0.5, &mut random));
             let weights = [0; 2].map(|_| bits.random(dim as usize, 1.0, &mut random));
-            let waves = frequencies(500_000.0, rotary, Some(scaling));
+            let waves = frequencies(500_000.0, rotary, Some(SCALING));
             let x_ptr = gpu.upload(&bytes(&x));
             let weight_ptr = [0, 1].map(|i| if norms[i] { gpu.upload(&bytes(&weights[i])) } else { 0 });
             let args = RopeArgs {

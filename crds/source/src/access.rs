@@ -92,6 +92,10 @@ pub struct ReadLimits {
     pub answer: Duration,
     /// Between two pieces of a stream.
     pub stall: Duration,
+    /// A stream that comes slower than this in the mean, after its first `grace`, is given up: who drips holds its place
+    /// and its memory from others.
+    pub bytes_per_second_min: u64,
+    pub grace: Duration,
     /// Attempts in a row that bring no byte, before a stream gives up.
     pub attempts: u32,
     /// Failed attempts in all, before a stream gives up although each one brings a few bytes.
@@ -108,6 +112,8 @@ impl Default for ReadLimits {
             connect: Duration::from_secs(5),
             answer: Duration::from_secs(15),
             stall: Duration::from_secs(15),
+            bytes_per_second_min: 256 << 10,
+            grace: Duration::from_secs(60),
             attempts: 4,
             interruptions: 32,
             backoff: Duration::from_millis(100),

@@ -1,9 +1,11 @@
 //! A stream over one file that goes on where it was cut.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use bytes::Bytes;
 use lorafleet_artifact::Scheme;
+use tokio::time::Instant;
 
 use crate::access::{Access, Sources};
 use crate::error::{ErrorKind, SourceError};
@@ -24,6 +26,10 @@ pub struct Download<'a> {
     /// Attempts since the last byte, and in all.
     failed: u32,
     failed_in_all: u32,
+    /// Where it began.
+    first: u64,
+    /// Time spent waiting for bytes since then.
+    waited: Duration,
 }
 
 #[derive(Debug)]
@@ -40,16 +46,23 @@ impl<'a> Download<'a> {
         file: &'a FileInfo,
         range: Range<u64>,
     ) -> Self {
-        Self { sources, access, listing, file, rest: range, body: None, failed: 0, failed_in_all: 0 }
+        let (first, rest) = (range.start, range);
+        let waited = Duration::ZERO;
+        Self { sources, access, listing, file, rest, body: None, failed: 0, failed_in_all: 0, first, waited }
     }
 
     /// The next piece; `None` behind the last byte.
     ///
     /// # Errors
-    /// Changed at once; Timeout or Unavailable after the attempts that the limits allow.
+    /// Changed at once; Timeout or Unavailable after the attempts that the limits allow, and Timeout for bytes that come
+    /// too slowly.
     pub async fn next(&mut self) -> Result<Option<Bytes>, SourceError> {
         while !self.rest.is_empty() {
-            match self.attempt().await {
+            self.check_pace()?;
+            let begun = Instant::now();
+            let attempt = self.attempt().await;
+            self.waited += begun.elapsed();
+            match attempt {
                 Ok(piece) => {
                     self.failed = 0;
                     self.rest.start += piece.len() as u64;
@@ -59,6 +72,20 @@ impl<'a> Download<'a> {
             }
         }
         Ok(None)
+    }
+
+    /// Whether the bytes come as fast as the limits want it. Only the time spent waiting for them counts: who looks at
+    /// each piece for long is not the store's fault.
+    fn check_pace(&self) -> Result<(), SourceError> {
+        let limits = self.sources.limits();
+        let came = self.rest.start - self.first;
+        let allowed = limits.grace + Duration::from_secs_f64(came as f64 / limits.bytes_per_second_min.max(1) as f64);
+        if self.waited <= allowed {
+            return Ok(());
+        }
+        let (seconds, least) = (self.waited.as_secs_f64(), limits.bytes_per_second_min);
+        let what = format!("{came} bytes came in {seconds:.0} s, expected are {least} a second");
+        Err(self.error(ErrorKind::Timeout, &what))
     }
 
     async fn pause_or_give_up(&mut self, error: SourceError) -> Result<(), SourceError> {

@@ -8,8 +8,9 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use lorafleet_source::ErrorKind;
+use lorafleet_source::{ErrorKind, ReadLimits};
 use support::{quick_limits, sources_at, uri};
 
 /// Answers every request by `answer`, which gets the number of the request; counts the bytes that were taken.
@@ -84,4 +85,36 @@ async fn listings_that_lead_nowhere_are_ended() {
         assert_eq!(error.kind, ErrorKind::Unavailable, "{error}");
         assert!(error.to_string().contains("leads nowhere"), "{error}");
     }
+}
+
+/// A byte now and then keeps no place for days.
+#[tokio::test]
+async fn a_download_that_drips_is_given_up() {
+    const BYTES: u64 = 1_000_000;
+    let (address, _) = store(|number, stream, _| {
+        let contents = format!("<Contents><Key>x/f</Key><Size>{BYTES}</Size><ETag>\"e\"</ETag></Contents>");
+        if number == 0 {
+            let _ = stream.write_all(page(&contents, "").replace(">true<", ">false<").as_bytes());
+            return;
+        }
+        let head = format!("HTTP/1.1 206 Partial Content\r\ncontent-length: {BYTES}\r\netag: \"e\"\r\n\r\n");
+        let _ = stream.write_all(head.as_bytes());
+        while stream.write_all(b"x").is_ok() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    let limits = ReadLimits { grace: Duration::from_millis(400), bytes_per_second_min: 1 << 20, ..quick_limits() };
+    let sources = sources_at(address, &["s3://b"], limits);
+    let listing = sources.list(&uri("s3://b/x")).await.unwrap();
+    let mut download = sources.open(&listing, listing.file("f").unwrap(), 0..BYTES).unwrap();
+    let begun = Instant::now();
+    let error = loop {
+        match download.next().await {
+            Ok(piece) => assert!(piece.is_some(), "it cannot have come whole"),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind, ErrorKind::Timeout, "{error}");
+    assert!(error.to_string().contains("expected are 1048576 a second"), "{error}");
+    assert!(begun.elapsed() < Duration::from_secs(5), "it took {:?}", begun.elapsed());
 }

@@ -1,7 +1,7 @@
 //! `cargo xtask`: everything a contributor runs.
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Parser, Subcommand};
 
 use lorafleet_e2e::cache::Cache;
@@ -10,7 +10,7 @@ use lorafleet_e2e::cluster::{Cluster, Prefix, Settings};
 use lorafleet_e2e::install::Images;
 use lorafleet_e2e::place::{Place, Target};
 use lorafleet_e2e::shell::Shell;
-use lorafleet_e2e::{check, demo, guard, guest, images, measure, progress, repository, ways};
+use lorafleet_e2e::{check, demo, guard, guest, images, measure, progress, repository, tools, ways};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", about = "Checks, cluster, images and demo of lorafleet")]
@@ -33,7 +33,7 @@ enum Command {
     Up(Where),
     /// End every cluster that this command started and remove all but its logs; or take away what it made in yours.
     Down {
-        /// Only the cluster of this name.
+        /// Only the cluster of this name; that there is none is no error.
         #[arg(long, conflicts_with = "context")]
         name: Option<String>,
         /// The cluster of this context of your kubeconfig: remove there what `demo` and `test` made, and nothing else.
@@ -73,30 +73,48 @@ enum Command {
     },
     /// What [`guard::start`] starts.
     #[command(name = guard::SUBCOMMAND, hide = true)]
-    Guard,
+    Guard {
+        #[arg(long = guard::OF_TESTS)]
+        of_tests: bool,
+    },
 }
 
 /// A cluster of the harness's own.
 #[derive(Args)]
 struct Where {
-    /// Name of the cluster: its folder, its control groups, its context.
-    #[arg(long, default_value = "dev")]
-    name: String,
-    /// The one network interface that the host sees.
-    #[arg(long, default_value = "lf0")]
-    interface: String,
-    /// First two numbers of the pods' addresses.
-    #[arg(long, default_value = "10.88")]
-    network: Prefix,
-    /// First two numbers of the services' addresses.
-    #[arg(long, default_value = "10.96")]
-    services: Prefix,
+    /// Name of the cluster: its folder, its control groups, its context [default: dev]
+    #[arg(long)]
+    name: Option<String>,
+    /// The one network interface that the host sees [default: lf0, or that of the running cluster]
+    #[arg(long)]
+    interface: Option<String>,
+    /// First two numbers of the pods' addresses [default: 10.88, or those of the running cluster]
+    #[arg(long)]
+    network: Option<Prefix>,
+    /// First two numbers of the services' addresses [default: 10.96, or those of the running cluster]
+    #[arg(long)]
+    services: Option<Prefix>,
 }
 
 impl Where {
-    fn settings(self) -> Settings {
+    /// What is not said is as it is in the cluster of this name that runs, if one does.
+    fn settings(self, cache: &Cache) -> Result<Settings> {
         let Self { name, interface, network, services } = self;
-        Settings { name, interface, network, services, ..Settings::default() }
+        let usual = Settings::default();
+        let asked = Settings { name: name.unwrap_or(usual.name.clone()), ..usual };
+        asked.check(cache)?;
+        let there = Cluster::running(cache, &asked.name).unwrap_or(asked);
+        Ok(Settings {
+            interface: interface.unwrap_or(there.interface.clone()),
+            network: network.unwrap_or(there.network),
+            services: services.unwrap_or(there.services),
+            ..there
+        })
+    }
+
+    fn is_said(&self) -> bool {
+        let Self { name, interface, network, services } = self;
+        name.is_some() || interface.is_some() || network.is_some() || services.is_some()
     }
 }
 
@@ -125,8 +143,8 @@ fn main() -> ExitCode {
     progress::outlive_readers();
     let cli = Cli::parse();
     let done = match cli.command {
-        Command::Guard => guard::watch(),
-        command => guard::start().and_then(|()| run(command)),
+        Command::Guard { of_tests } => guard::watch(if of_tests { guard::Run::Tests } else { guard::Run::Command }),
+        command => guarded(command),
     };
     guard::done();
     match done {
@@ -138,10 +156,18 @@ fn main() -> ExitCode {
     }
 }
 
+fn guarded(command: Command) -> Result<()> {
+    let own = std::env::current_exe().context("find this program")?;
+    guard::start(&own, guard::Run::Command)?;
+    run(command)?;
+    // One that failed may go on from there.
+    tools::forget_builds(&Cache::open()?)
+}
+
 fn run(command: Command) -> Result<()> {
     let cache = Cache::open()?;
     match command {
-        Command::Guard => Ok(()),
+        Command::Guard { .. } => Ok(()),
         Command::Test { fast, guest } => {
             let clusters = match guest.context() {
                 Some((name, images)) => Clusters::Context { name, images },
@@ -151,9 +177,9 @@ fn run(command: Command) -> Result<()> {
             check::run(&repository(), &cache, &clusters)
         }
         Command::Up(place) => {
-            let target = Target::running(Cluster::up(&cache, &place.settings())?);
+            let target = Target::running(Cluster::up(&cache, &place.settings(&cache)?)?);
             progress::say("the cluster is up; to look around, and to end it:\n");
-            progress::print(&ways::text(&target));
+            progress::print(&ways::text(&target, None));
             Ok(())
         }
         Command::Down { name, context } => match (context, name) {
@@ -164,14 +190,17 @@ fn run(command: Command) -> Result<()> {
         Command::Logs { process, name } => logs(&cache, process.as_deref(), name),
         Command::Demo { place, guest } => {
             let place = match guest.context() {
+                Some((context, _)) if place.is_said() => bail!(
+                    "--name, --interface, --network and --services are for a cluster of this command's own, not for context {context}"
+                ),
                 Some((name, images)) => Place::Context { name, images },
-                None => Place::Own(place.settings()),
+                None => Place::Own(place.settings(&cache)?),
             };
             demo::run(&cache, &place)
         }
         Command::Crds => crds(),
         Command::Images => {
-            for archive in images::make(&cache)? {
+            for archive in images::make(&cache)?.archives {
                 progress::print(&format!("{}\n", archive.path.display()));
             }
             progress::print(&format!("\n{}\n", guest::how_images_come(&Images::default())));

@@ -103,7 +103,7 @@ fn own_cluster_tests(root: &Path, cache: &Cache, see: &mut dyn FnMut(&str)) -> R
     let _alone = cache.alone("test")?;
     let settings = Settings::for_tests().tied();
     let done = World::up(cache, &Place::Own(settings.clone()))
-        .and_then(|_| cluster_tests(root).env_remove(world::CONTEXT).stream(see));
+        .and_then(|_| cluster_tests(root).env_remove(world::CONTEXT).env(world::PREPARED, "1").stream(see));
     Cluster::down(cache, &settings)?;
     done
 }

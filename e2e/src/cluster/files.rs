@@ -88,6 +88,7 @@ fn pods_network(settings: &Settings) -> String {
     )
 }
 
+/// `syncFrequency`: after so long running pods see the new content of a Secret, instead of a minute and more.
 fn kubelet(folder: &Path, settings: &Settings) -> String {
     let root = folder.display();
     let socket = containerd_socket(folder);
@@ -104,6 +105,7 @@ failSwapOn: false
 clusterDNS: ['{node}']
 clusterDomain: cluster.local
 resolvConf: '{root}/resolv.conf'
+syncFrequency: 10s
 containerRuntimeEndpoint: 'unix://{socket}'
 volumePluginDir: '{root}/kubelet/volume-plugins'
 tlsCertFile: '{root}/pki/kubelet.crt'

@@ -65,6 +65,7 @@ impl Cluster {
             progress::say(format!("cluster {} is up already", settings.name));
             return Ok(cluster);
         }
+        cluster.may_be_replaced()?;
         progress::step(&format!("start cluster {}", settings.name), || {
             remove(settings, &cluster.folder)?;
             cluster.start()
@@ -85,7 +86,8 @@ impl Cluster {
             );
         }
         debian::ensure(&PACKAGES)?;
-        ensure_space(cache.root())
+        // One that runs has its room.
+        if Node::find(&settings.folder(cache)).is_some() { Ok(()) } else { ensure_space(cache.root()) }
     }
 
     /// Ends the cluster and removes everything but its logs. Nothing happens where none is.
@@ -166,6 +168,16 @@ impl Cluster {
         Ok(ended)
     }
 
+    /// Names of the clusters that run until somebody ends them.
+    pub fn kept(cache: &Cache) -> Vec<String> {
+        let mut names = names(cache);
+        names.retain(|name| {
+            let folder = Settings { name: name.clone(), ..Settings::default() }.folder(cache);
+            owner(&folder).is_none() && Node::find(&folder).is_some()
+        });
+        names
+    }
+
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
@@ -209,6 +221,35 @@ impl Cluster {
             && self.ready().is_ok_and(|ready| ready)
     }
 
+    /// A cluster that somebody keeps may hold what nobody wants to lose.
+    fn may_be_replaced(&self) -> Result<()> {
+        let name = &self.settings.name;
+        if Node::find(&self.folder).is_none() || owner(&self.folder).is_some() {
+            return Ok(());
+        }
+        let end = format!("`cargo xtask down --name {name}` ends it, with all that is in it");
+        match running(&self.folder, name) {
+            Some(there) if there != (Settings { life: Life::Kept, ..self.settings.clone() }) => {
+                bail!("cluster {name} is up with {}, not with {}: {end}", there.words(), self.settings.words())
+            }
+            _ if fs::read_to_string(self.folder.join(MADE_BY)).ok() != Some(self.made_by()) => {
+                bail!("cluster {name} is up, and was made by other versions of its programs: {end}")
+            }
+            _ => progress::say(format!("cluster {name} is no longer whole: it is made anew, without what was in it")),
+        }
+        Ok(())
+    }
+
+    /// Settings of the cluster of this name that runs and is kept, if one does.
+    pub fn running(cache: &Cache, name: &str) -> Option<Settings> {
+        let folder = Settings { name: name.to_owned(), ..Settings::default() }.folder(cache);
+        Node::find(&folder)?;
+        if owner(&folder).is_some() {
+            return None;
+        }
+        running(&folder, name)
+    }
+
     /// What a running cluster must have been made by to be used again.
     fn made_by(&self) -> String {
         let settings = Settings { life: Life::Kept, ..self.settings.clone() };
@@ -228,7 +269,9 @@ impl Cluster {
             fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
         }
         fs::write(folder.join(INTERFACE), &settings.interface)?;
-        fs::write(folder.join(OWNER), std::process::id().to_string())?;
+        fs::write(folder.join(SETTINGS), settings.words())?;
+        let own = std::process::id();
+        fs::write(folder.join(OWNER), format!("{own} {}", started(own).context("when this process started")?))?;
         groups::make(settings)?;
         let node = Node::start(folder, &self.tools.pause, settings.life)?;
         node.own_folders()?;
@@ -272,7 +315,15 @@ impl Cluster {
 /// Name of the link, written before it is laid, so that whoever ends the cluster finds it.
 const INTERFACE: &str = "interface";
 
-/// Number of the process that a cluster ends with: its life long if it is tied, else until it is whole.
+/// Its settings, as flags.
+const SETTINGS: &str = "settings";
+
+/// Settings that the cluster in this folder was started with.
+fn running(folder: &Path, name: &str) -> Option<Settings> {
+    Settings::from_words(name, &fs::read_to_string(folder.join(SETTINGS)).ok()?)
+}
+
+/// Number and start of the process that a cluster ends with: its life long if it is tied, else until it is whole.
 const OWNER: &str = "owner";
 
 /// Written last when a cluster starts, and read to know whether a running one is the wanted one.
@@ -280,8 +331,19 @@ const MADE_BY: &str = "made-by";
 
 /// The process that a cluster ends with, and whether it lives.
 fn owner(folder: &Path) -> Option<(u32, bool)> {
-    let owner: u32 = fs::read_to_string(folder.join(OWNER)).ok()?.trim().parse().ok()?;
-    Some((owner, processes().iter().any(|process| process.id == owner)))
+    let text = fs::read_to_string(folder.join(OWNER)).ok()?;
+    let (owner, start) = text.trim().split_once(' ').unwrap_or((text.trim(), ""));
+    let owner: u32 = owner.parse().ok()?;
+    // Another process may have its number by now.
+    Some((owner, started(owner).is_some_and(|started| started == start)))
+}
+
+/// When a process was started, in the kernel's ticks; none if there is no such process, or only its remains.
+fn started(process: u32) -> Option<String> {
+    let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // A program's name may hold anything, but is the last thing in parentheses. After it the state, and the twentieth.
+    let mut fields = text.rsplit_once(')')?.1.split_whitespace();
+    (fields.next()? != "Z").then(|| fields.nth(18).map(str::to_owned)).flatten()
 }
 
 /// Names of all clusters that were ever started from this cache.
@@ -330,12 +392,11 @@ fn remove(settings: &Settings, folder: &Path) -> Result<()> {
         node.kill()?;
     }
     // The link goes with the node's namespace, but that may stay a minute or two, for connections whose other end has gone before
-    // it; and one whose node died half made is not in any.
+    // it.
     if let Ok(interface) = fs::read_to_string(folder.join(INTERFACE)) {
         let link = Shell::new("ip").args(["link", "show", "dev", &interface]).finish()?;
         let ours = format!("alias {}", settings.link_alias());
-        let ours = link.stdout.lines().any(|line| line.trim() == ours);
-        if link.success && (ours || !link.stdout.contains("state UP")) {
+        if link.success && link.stdout.lines().any(|line| line.trim() == ours) {
             Shell::new("ip").args(["link", "delete", &interface]).finish()?;
         }
     }

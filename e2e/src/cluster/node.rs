@@ -139,10 +139,15 @@ impl Node {
                 );
             }
         }
-        let inside = self.first.to_string();
         let link = &settings.interface;
-        ip(Shell::new("ip"), &format!("link add {link} type veth peer name uplink netns {inside}"))?;
-        ip(Shell::new("ip"), &format!("link set {link} alias {}", settings.link_alias()))?;
+        if Shell::new("ip").args(["link", "show", "dev", link]).finish()?.success {
+            bail!("this machine has a link {link} already: choose another --interface");
+        }
+        // Made inside, where it goes with the node, it comes out with its alias on: nobody takes another's for ours.
+        let enter = || Shell::new("nsenter").args(["--target", &self.first.to_string(), "--net", "--", "ip"]);
+        ip(enter(), &format!("link add uplink type veth peer name {link}"))?;
+        ip(enter(), &format!("link set {link} alias {}", settings.link_alias()))?;
+        ip(enter(), &format!("link set {link} netns {}", std::process::id()))?;
         ip(Shell::new("ip"), &format!("address add {host}/30 dev {link}"))?;
         ip(Shell::new("ip"), &format!("link set {link} up"))?;
         ip(self.shell("ip"), "link set lo up")?;

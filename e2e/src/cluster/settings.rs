@@ -104,6 +104,27 @@ impl Settings {
         Self { life: Life::Tied, ..self }
     }
 
+    /// What tells it from others of its name, as the flags of `cargo xtask up`.
+    pub fn words(&self) -> String {
+        let only = if self.parts == Parts::ApiServer { " without a node" } else { "" };
+        format!("--interface {} --network {} --services {}{only}", self.interface, self.network, self.services)
+    }
+
+    /// The cluster of this name whose [`Settings::words`] these are.
+    pub fn from_words(name: &str, words: &str) -> Option<Self> {
+        let mut words = words.split(' ').skip(1).step_by(2);
+        let (interface, network, services) = (words.next()?, words.next()?, words.next()?);
+        let parts = if words.next().is_some() { Parts::ApiServer } else { Parts::Node };
+        Some(Self {
+            name: name.to_owned(),
+            interface: interface.to_owned(),
+            network: network.parse().ok()?,
+            services: services.parse().ok()?,
+            parts,
+            life: Life::Kept,
+        })
+    }
+
     /// # Errors
     /// When a name is empty or too long, or holds what a folder, a control group or an interface cannot.
     pub fn check(&self, cache: &Cache) -> Result<()> {
@@ -181,6 +202,14 @@ pub fn containerd_socket(folder: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reads_its_own_words() {
+        for settings in [Settings::default(), Settings::numbered("rules", 3, Parts::ApiServer), Settings::for_tests()] {
+            assert_eq!(Settings::from_words(&settings.name, &settings.words()), Some(settings));
+        }
+        assert_eq!(Settings::from_words("dev", "--interface lf0"), None);
+    }
 
     #[test]
     fn reads_prefixes() {

@@ -1,5 +1,5 @@
 //! The product's images, made without a container engine from what `cargo build` leaves.
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -40,16 +40,23 @@ pub struct Archive {
     pub path: PathBuf,
 }
 
+/// What [`make`] has made. As long as it is held, no other run writes other archives in their places.
+#[derive(Debug)]
+pub struct Made {
+    pub archives: Vec<Archive>,
+    _alone: File,
+}
+
 /// Builds the workspace's programs as its tests are built, and writes one archive per image into `images` of the cache.
 ///
 /// # Errors
 /// When the build fails or a file cannot be written.
-pub fn make(cache: &Cache) -> Result<Vec<Archive>> {
+pub fn make(cache: &Cache) -> Result<Made> {
     debian::ensure(&PACKAGES)?;
     let folder = cache.root().join("images");
     fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
     programs()?;
-    let _alone = cache.alone("images")?;
+    let alone = cache.alone("images")?;
     let stripped = folder.join("stripped");
     let mut archives = Vec::new();
     for name in PROGRAMS {
@@ -62,7 +69,7 @@ pub fn make(cache: &Cache) -> Result<Vec<Archive>> {
         let size = fs::metadata(&archive.path)?.len();
         progress::say(format!("image {} {} ({:.1} MB)", archive.name, archive.digest, size as f64 / 1e6));
     }
-    Ok(archives)
+    Ok(Made { archives, _alone: alone })
 }
 
 /// Puts archives into the cluster's node, and gives them these names there.

@@ -15,7 +15,7 @@ use crate::install;
 use crate::place::Place;
 use crate::progress::{say, step};
 use crate::wait;
-use crate::world::{Namespace, World};
+use crate::world::{self, Namespace, World};
 
 /// Adapters that are made, and put into the store, at a time.
 const MADE_AT_ONCE: u32 = 100;
@@ -250,15 +250,6 @@ fn name(number: u32) -> String {
 /// On each pod's disk, and in its memory while it is asked.
 fn manifest(number: u32) -> String {
     let name = name(number);
-    format!(
-        "apiVersion: lorafleet.dev/v1alpha1
-kind: LoraAdapter
-metadata: {{name: {name}}}
-spec:
-  baseModelRef: {{name: smollm2}}
-  source: {{uri: s3://adapters/team/fleet/{name}}}
-  warmth: {{floor: Disk}}
----
-"
-    )
+    let spec = format!("source: {{uri: s3://adapters/team/fleet/{name}}}, warmth: {{floor: Disk}}");
+    world::adapter(&name, "smollm2", &spec)
 }

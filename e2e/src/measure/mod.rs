@@ -1,7 +1,7 @@
 //! `cargo xtask measure`: what the parts take and how fast they are, from the built programs on a machine that does nothing else.
 use std::fmt::Write;
-use std::fs;
-use std::path::Path;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
@@ -89,11 +89,11 @@ pub fn run(cache: &Cache, options: Options) -> Result<()> {
     let (model, store) = (tools::model(cache)?, tools::s3_server(cache)?);
     let before = machine();
     say(&before);
-    let folder = Scratch::new(cache)?;
+    let scratch = Scratch::new(cache)?;
     let (command, figures) = if let Some(adapters) = options.fleet {
-        ("measure --fleet", fleet::figures(cache, &folder.0, adapters)?)
+        ("measure --fleet", fleet::figures(cache, &scratch.folder, adapters)?)
     } else {
-        let mut figures = engine::figures(&folder.0, &model, &store)?;
+        let mut figures = engine::figures(&scratch.folder, &model, &store)?;
         if !options.fast {
             figures.extend(pods::figures(cache)?);
         }
@@ -154,25 +154,47 @@ fn machine() -> String {
     )
 }
 
-/// A folder that goes when the run is over; what a killed run left goes with the next.
-struct Scratch(std::path::PathBuf);
+/// A folder that goes when the run is over; what a killed run leaves goes by [`clear`].
+struct Scratch {
+    folder: PathBuf,
+    /// One run at a time: they would measure each other, too.
+    _alone: File,
+}
+
+const SCRATCH: &str = "measure";
 
 impl Scratch {
     fn new(cache: &Cache) -> Result<Self> {
-        let folder = cache.root().join("measure");
-        if folder.exists() {
-            fs::remove_dir_all(&folder).with_context(|| format!("clear {}", folder.display()))?;
-        }
+        let alone = cache.alone(SCRATCH)?;
+        let folder = cache.root().join(SCRATCH);
+        remove(&folder)?;
         fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
-        Ok(Self(folder))
+        Ok(Self { folder, _alone: alone })
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
         // The next run clears it.
-        let _ = fs::remove_dir_all(&self.0);
+        let _ = fs::remove_dir_all(&self.folder);
     }
+}
+
+fn remove(folder: &Path) -> Result<()> {
+    if folder.exists() {
+        fs::remove_dir_all(folder).with_context(|| format!("clear {}", folder.display()))?;
+    }
+    Ok(())
+}
+
+/// Removes the folder of a run that was killed.
+///
+/// # Errors
+/// When it cannot be removed.
+pub fn clear(cache: &Cache) -> Result<()> {
+    // Who is at work holds the lock, and clears up by itself.
+    let Some(_alone) = cache.free(SCRATCH)? else { return Ok(()) };
+    remove(&cache.root().join(SCRATCH))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 
 use lorafleet_e2e::chat::Client;
 use lorafleet_e2e::wait;
-use lorafleet_e2e::world::{Namespace, PATIENCE, World};
+use lorafleet_e2e::world::{Namespace, PATIENCE};
 
 const PROMPT: &str = "Hello";
 
@@ -37,7 +37,7 @@ fn engine_answers(space: &Namespace<'_>, client: &Client, status: u16) {
 #[test]
 #[ignore = "needs a cluster: cargo xtask test"]
 fn on_a_cluster_keys_say_who_may_what() {
-    let world = World::shared().unwrap();
+    let world = crate::world();
     let space = world.namespace("keys").unwrap();
     space.apply(&clients("alice-key-1")).unwrap();
     space.apply(&space.demo("base").unwrap()).unwrap();

@@ -1,12 +1,13 @@
 //! Applied with kubectl, two adapters answer through the gateway, each in its own way, and say who answered.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use lorafleet_e2e::world::World;
+use lorafleet_e2e::chat::Client;
+use lorafleet_e2e::world::versioned;
 
 #[test]
 #[ignore = "needs a cluster: cargo xtask test"]
 fn on_a_cluster_an_applied_adapter_answers() {
-    let world = World::shared().unwrap();
+    let world = crate::world();
     let space = world.namespace("answers").unwrap();
     let client = space.serve(&["tickets", "pirate"]).unwrap();
 
@@ -18,7 +19,7 @@ fn on_a_cluster_an_applied_adapter_answers() {
         assert_eq!(answer.status, 200, "{}", answer.body);
         answers.push(answer.body["choices"][0]["message"]["content"].as_str().unwrap().to_owned());
         let digest = space.get("loraadapter", name).unwrap()["status"]["digest"].as_str().unwrap().to_owned();
-        let who = format!("{name}@{}", &digest["sha256:".len()..][..12]);
+        let who = versioned(name, &digest).unwrap();
         assert_eq!(answer.adapter.as_deref(), Some(who.as_str()));
         // The version that the alias means now can be asked for by itself.
         let versioned = client.say(&who, prompt, 24).unwrap();
@@ -45,4 +46,13 @@ fn on_a_cluster_an_applied_adapter_answers() {
     let streamed = client.stream("pirate", prompt, 24, |_| pieces += 1).unwrap();
     assert_eq!(streamed, answers[2]);
     assert!(pieces > 3, "the stream came in {pieces} pieces");
+
+    // What was asked is counted, each under its own name.
+    let selector = "--selector=app.kubernetes.io/component=gateway";
+    let gateway = space.kubectl.output(["get", "pods", selector, "-o", "name"]).unwrap();
+    let page = Client::new(space.reach(gateway.trim(), 8081).unwrap()).text("/metrics").unwrap();
+    for (name, asked) in [("smollm2", 1), ("tickets", 2), ("pirate", 3)] {
+        let counted = format!("requests_total{{model=\"{name}\",outcome=\"Answered\",status=\"200\"}} {asked}\n");
+        assert!(page.contains(&counted), "no `{counted}` in:\n{page}");
+    }
 }

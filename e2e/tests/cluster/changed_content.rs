@@ -6,7 +6,7 @@
 use lorafleet_e2e::chat::Client;
 use lorafleet_e2e::install::demo_adapter;
 use lorafleet_e2e::wait;
-use lorafleet_e2e::world::{Namespace, PATIENCE, World};
+use lorafleet_e2e::world::{Namespace, PATIENCE, adapter, versioned};
 
 const PROMPT: &str = "How do I cook rice?";
 const LONG: u32 = 200;
@@ -14,18 +14,17 @@ const LONG: u32 = 200;
 #[test]
 #[ignore = "needs a cluster: cargo xtask test"]
 fn on_a_cluster_changed_content_is_a_new_revision() {
-    let world = World::shared().unwrap();
+    let world = crate::world();
     world.store.put_folder(&demo_adapter("pirate"), "adapters/team/changing").unwrap();
     let space = world.namespace("changes").unwrap();
     space.apply(&space.demo("base").unwrap()).unwrap();
-    let changing = space.demo("adapters").unwrap().split("---\n").nth(1).unwrap().replace("pirate", "changing");
-    space.apply(&changing).unwrap();
+    space.apply(&adapter("changing", "smollm2", "source: {uri: s3://adapters/team/changing}")).unwrap();
     let client = space.serve(&["tickets"]).unwrap();
     space.condition("loraadapter", "changing", "Ready", "True").unwrap();
     let digest =
         |field: &str| space.get("loraadapter", "changing").unwrap()["status"][field].as_str().map(str::to_owned);
     let old = digest("currentRevision").unwrap();
-    let old_name = format!("changing@{}", &old["sha256:".len()..][..12]);
+    let old_name = versioned("changing", &old).unwrap();
     let short = client.say("changing", PROMPT, 24).unwrap();
     let long = client.say("changing", PROMPT, LONG).unwrap();
 

@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use lorafleet_e2e::wait;
-use lorafleet_e2e::world::{PATIENCE, World};
+use lorafleet_e2e::world::PATIENCE;
 
 #[test]
 #[ignore = "needs a cluster: cargo xtask test"]
 fn on_a_cluster_a_deleted_adapter_gives_its_memory_back() {
-    let world = World::shared().unwrap();
+    let world = crate::world();
     let space = world.namespace("deletes").unwrap();
     let client = space.serve(&["tickets"]).unwrap();
     let report = || space.engine().unwrap().get("/v1/lora_adapters").unwrap().body;

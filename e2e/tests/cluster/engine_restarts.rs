@@ -1,12 +1,68 @@
 //! Engine pods and processes go; the pool says so, heals, and what was served is served again with the same words.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use lorafleet_e2e::wait;
-use lorafleet_e2e::world::{Namespace, PATIENCE, World};
+use lorafleet_e2e::chat::Client;
+use lorafleet_e2e::world::{Namespace, PATIENCE};
+use lorafleet_e2e::{tied, wait};
 
 const PROMPT: &str = "How do I cook rice?";
+
+/// Every `Ready` that an object has had since, as `STATUS REASON`, however short. It watches as long as it lives.
+struct Watch(Child, Arc<Mutex<Vec<String>>>);
+
+impl Watch {
+    fn start(space: &Namespace<'_>, object: &str) -> Self {
+        // After a `range` kubectl prints nothing more.
+        let ready = r#".status.conditions[?(@.type=="Ready")]"#;
+        let line = format!("jsonpath={{{ready}.status}} {{{ready}.reason}}{{\"\\n\"}}");
+        let words = ["get", object, "--watch", "-o", &line];
+        let mut command = tied::command(space.kubectl.args(words).words());
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = tied::spawn(command).unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+        // It has begun when it has said how things are.
+        assert_eq!(lines.next().unwrap(), "True Succeeded", "{object}");
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let saying = Arc::clone(&said);
+        std::thread::spawn(move || lines.for_each(|line| saying.lock().unwrap().push(line)));
+        Self(child, said)
+    }
+
+    fn said(&self) -> Vec<String> {
+        self.1.lock().unwrap().clone()
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs `cut` in the middle of an answer; what its client is told.
+fn told_in_a_stream(client: &Client, cut: impl FnOnce()) -> String {
+    std::thread::scope(|scope| {
+        let (piece, pieces) = mpsc::channel();
+        let streaming = scope.spawn(move || {
+            client.stream("pirate", PROMPT, 400, |_| {
+                // Only the first is waited for.
+                let _ = piece.send(());
+            })
+        });
+        pieces.recv().unwrap();
+        cut();
+        match streaming.join().unwrap() {
+            Ok(text) => panic!("an answer that was cut off looks whole: `{text}`"),
+            Err(error) => format!("{error:#}"),
+        }
+    })
+}
 
 fn boot_id(space: &Namespace<'_>) -> Option<String> {
     let report = space.engine().ok()?.get("/v1/lora_adapters").ok()?;
@@ -27,7 +83,7 @@ fn heals(space: &Namespace<'_>, before: &str, answer: &str) {
 #[test]
 #[ignore = "needs a cluster: cargo xtask test"]
 fn on_a_cluster_an_engine_that_dies_comes_back_whole() {
-    let world = World::shared().unwrap();
+    let world = crate::world();
     let space = world.namespace("restarts").unwrap();
     let client = space.serve(&["pirate"]).unwrap();
     let answer = client.say("pirate", PROMPT, 24).unwrap();
@@ -50,11 +106,21 @@ fn on_a_cluster_an_engine_that_dies_comes_back_whole() {
     let described = space.get("pod", &pod).unwrap();
     let container = described["status"]["containerStatuses"][0]["containerID"].as_str().unwrap();
     let container = container.trim_start_matches("containerd://").to_owned();
-    let ready_since = || space.condition("servingpool", "chat", "Ready", "True").unwrap()["lastTransitionTime"].clone();
-    let before = ready_since();
-    cluster.containerd(&["tasks", "kill", "--signal", "SIGKILL", &container]).run().unwrap();
-    heals(&space, &second, &answer);
     // It is back within a second or two, too short to be seen by looking now and then.
-    assert_ne!(ready_since(), before, "the pool has said meanwhile that it was not Ready");
+    let watched = ["servingpool/chat", "loraadapter/pirate"].map(|object| (object, Watch::start(&space, object)));
+    let told = told_in_a_stream(&space.gateway("chat").unwrap(), || {
+        cluster.containerd(&["tasks", "kill", "--signal", "SIGKILL", &container]).run().unwrap();
+    });
+    assert!(told.contains("EngineLost"), "{told}");
+    heals(&space, &second, &answer);
+    for (object, watch) in watched {
+        wait::until(&format!("{object} has said so, and that all is well again"), PATIENCE, || {
+            let said = watch.said();
+            let sorry = said.iter().any(|line| line == "False NoReadyPod" || line == "False PodsNotReady");
+            let well = said.last().is_some_and(|line| line == "True Succeeded");
+            if sorry && well { Ok(Some(())) } else { anyhow::bail!("it has said: {said:?}") }
+        })
+        .unwrap();
+    }
     assert_eq!(space.engine_pods().unwrap(), [pod], "the pod stayed");
 }

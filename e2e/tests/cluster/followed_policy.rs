@@ -3,7 +3,7 @@
 
 use lorafleet_e2e::install::demo_adapter;
 use lorafleet_e2e::wait;
-use lorafleet_e2e::world::{PATIENCE, World};
+use lorafleet_e2e::world::{PATIENCE, adapter};
 
 const PROMPT: &str = "How do I cook rice?";
 const FOLDER: &str = "adapters/team/outlawed";
@@ -11,20 +11,13 @@ const FOLDER: &str = "adapters/team/outlawed";
 #[test]
 #[ignore = "needs a cluster: cargo xtask test"]
 fn on_a_cluster_what_is_forbidden_is_not_followed_on() {
-    let world = World::shared().unwrap();
+    let world = crate::world();
     // Of rank 16.
     world.store.put_folder(&demo_adapter("pirate"), FOLDER).unwrap();
     let space = world.namespace("outlawed").unwrap();
     space.apply(&space.demo("base").unwrap()).unwrap();
-    let follows = "
-apiVersion: lorafleet.dev/v1alpha1
-kind: LoraAdapter
-metadata: {name: outlawed}
-spec:
-  baseModelRef: {name: smollm2}
-  source: {uri: s3://adapters/team/outlawed, follow: true}
-";
-    space.apply(follows).unwrap();
+    let follows = "source: {uri: s3://adapters/team/outlawed, follow: true}";
+    space.apply(&adapter("outlawed", "smollm2", follows)).unwrap();
     let client = space.serve(&["tickets"]).unwrap();
     space.condition("loraadapter", "outlawed", "Ready", "True").unwrap();
     assert_eq!(client.chat("outlawed", PROMPT, 1).unwrap().status, 200);
@@ -35,11 +28,9 @@ spec:
     let status = || Ok::<_, anyhow::Error>(client.chat("outlawed", PROMPT, 1)?.status);
     wait::until("the forbidden one is unknown", PATIENCE, || Ok((status()? == 404).then_some(()))).unwrap();
     space.condition("loraadapter", "outlawed", "Available", "False").unwrap();
-    let engine = space.engine().unwrap();
     wait::until("no pod holds it", PATIENCE, || {
-        let report = engine.get("/v1/lora_adapters")?.body;
-        let held = report["adapters"].as_array().is_some_and(|held| held.iter().any(|it| it["name"] == "outlawed"));
-        Ok((!held).then_some(()))
+        let held = space.held()?;
+        Ok((!held.iter().any(|it| it.starts_with("outlawed@"))).then_some(()))
     })
     .unwrap();
     // Who was within the policy before is so still.

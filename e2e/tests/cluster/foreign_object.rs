@@ -2,12 +2,12 @@
 #![allow(clippy::unwrap_used)]
 
 use lorafleet_e2e::wait;
-use lorafleet_e2e::world::{PATIENCE, World};
+use lorafleet_e2e::world::PATIENCE;
 
 #[test]
 #[ignore = "needs a cluster: cargo xtask test"]
 fn on_a_cluster_what_is_not_the_pools_is_left_alone() {
-    let world = World::shared().unwrap();
+    let world = crate::world();
     let space = world.namespace("foreign").unwrap();
     let own = "apiVersion: v1
 kind: Service

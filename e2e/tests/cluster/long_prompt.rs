@@ -4,8 +4,6 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use lorafleet_e2e::world::World;
-
 /// Some thousands of tokens, seconds of prefill.
 const WORDS: usize = 3_000;
 /// Answers to others that come while the long prompt is read.
@@ -14,7 +12,7 @@ const OTHERS_MIN: usize = 3;
 #[test]
 #[ignore = "needs a cluster: cargo xtask test"]
 fn on_a_cluster_a_long_prompt_keeps_nobody_waiting() {
-    let world = World::shared().unwrap();
+    let world = crate::world();
     let space = world.namespace("long").unwrap();
     let client = space.serve(&["tickets"]).unwrap();
     let short = client.say("tickets", "Hello", 2).unwrap();

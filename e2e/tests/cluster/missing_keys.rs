@@ -3,12 +3,12 @@
 
 use lorafleet_e2e::chat::Client;
 use lorafleet_e2e::wait;
-use lorafleet_e2e::world::{PATIENCE, World};
+use lorafleet_e2e::world::PATIENCE;
 
 #[test]
 #[ignore = "needs a cluster: cargo xtask test"]
 fn on_a_cluster_missing_keys_are_named() {
-    let world = World::shared().unwrap();
+    let world = crate::world();
     let space = world.namespace("keyless").unwrap();
     space.apply(&space.demo("base").unwrap()).unwrap();
     space.apply(&(space.demo("pool").unwrap() + "  gateway: {apiKeysSecretRef: {name: clients}}\n")).unwrap();

@@ -1,15 +1,13 @@
 //! Asked at the same moment, base and adapters share one engine pod's batches, and each says what it says alone.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use lorafleet_e2e::world::World;
-
 const MODELS: [&str; 3] = ["smollm2", "tickets", "pirate"];
 const PROMPTS: [&str; 3] = ["How do I cook rice?", "The app crashes when I log in.", "Tell me about the sea."];
 
 #[test]
 #[ignore = "needs a cluster: cargo xtask test"]
 fn on_a_cluster_a_batch_changes_no_answer() {
-    let world = World::shared().unwrap();
+    let world = crate::world();
     let space = world.namespace("batch").unwrap();
     let client = space.serve(&["tickets", "pirate"]).unwrap();
     let questions: Vec<(&str, &str)> =

@@ -4,7 +4,6 @@
 use lorafleet_e2e::cache::Cache;
 use lorafleet_e2e::shell::Shell;
 use lorafleet_e2e::tools;
-use lorafleet_e2e::world::World;
 
 const SCRIPT: &str = r#"
 import json, sys
@@ -35,7 +34,7 @@ print(json.dumps({
 #[test]
 #[ignore = "needs a cluster: cargo xtask test"]
 fn on_a_cluster_the_openai_client_works_unmodified() {
-    let world = World::shared().unwrap();
+    let world = crate::world();
     let space = world.namespace("openai").unwrap();
     let client = space.serve(&["pirate"]).unwrap();
     let packages = tools::openai_client(&Cache::open().unwrap()).unwrap();

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use lorafleet_e2e::world::{Namespace, World};
+use lorafleet_e2e::world::Namespace;
 use lorafleet_e2e::{install, wait};
 
 /// Version of every object that the operator writes, to see whether it wrote again.
@@ -18,7 +18,7 @@ fn versions(space: &Namespace<'_>) -> Vec<String> {
 #[test]
 #[ignore = "needs a cluster: cargo xtask test"]
 fn on_a_cluster_a_killed_operator_is_taken_over() {
-    let world = World::shared().unwrap();
+    let world = crate::world();
     let space = world.namespace("takeover").unwrap();
     for name in ["base", "adapters", "pool"] {
         space.apply(&space.demo(name).unwrap()).unwrap();

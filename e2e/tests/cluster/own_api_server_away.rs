@@ -7,7 +7,7 @@ use lorafleet_e2e::chat::Client;
 use lorafleet_e2e::cluster::processes;
 use lorafleet_e2e::shell::Shell;
 use lorafleet_e2e::wait;
-use lorafleet_e2e::world::{PATIENCE, World};
+use lorafleet_e2e::world::PATIENCE;
 
 const PROMPT: &str = "How do I cook rice?";
 /// Longer than what an operator holds a lease for.
@@ -32,7 +32,7 @@ impl Drop for Still {
 #[test]
 #[ignore = "needs a cluster: cargo xtask test"]
 fn on_a_cluster_without_its_api_server_answers_go_on() {
-    let world = World::shared().unwrap();
+    let world = crate::world();
     let cluster = world.target.own().unwrap();
     let space = world.namespace("away").unwrap();
     let client = space.serve(&["tickets"]).unwrap();

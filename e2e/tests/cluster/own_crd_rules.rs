@@ -19,8 +19,14 @@ fn manifest(kind: &str, name: &str, spec: &str) -> String {
     kind.replace("SPEC", &spec.replace("DIGEST", DIGEST)).replace("NAME", name)
 }
 
+/// The cluster of this test.
+pub fn settings() -> Settings {
+    Settings::numbered("rules", 3, Parts::ApiServer).tied()
+}
+
 fn with_kinds() -> Cluster {
-    let cluster = Cluster::up(&Cache::open().unwrap(), &Settings::numbered("rules", 3, Parts::ApiServer)).unwrap();
+    crate::guarded();
+    let cluster = Cluster::up(&Cache::open().unwrap(), &settings()).unwrap();
     let folder = repository().join("charts/lorafleet/files/crds");
     cluster.kubectl().args(["apply", "--server-side", "-f"]).args([folder]).shell().run().unwrap();
     wait::until("the kinds are served", Duration::from_secs(30), || {

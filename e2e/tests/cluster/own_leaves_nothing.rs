@@ -33,7 +33,8 @@ fn kill(argument: &str) {
 #[ignore = "needs a cluster: cargo xtask test"]
 fn on_a_cluster_that_ends_nothing_is_left() {
     let cache = Cache::open().unwrap();
-    let settings = Settings::numbered("ends", 2, Parts::Node);
+    crate::guarded();
+    let settings = Settings::numbered("ends", 2, Parts::Node).tied();
     Cluster::down(&cache, &settings).unwrap();
     let before = traces(&settings, &cache);
 

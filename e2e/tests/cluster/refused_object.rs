@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use lorafleet_e2e::wait;
-use lorafleet_e2e::world::{PATIENCE, World};
+use lorafleet_e2e::world::PATIENCE;
 
 use crate::policy::Policy;
 
@@ -12,7 +12,7 @@ const WORDS: &str = "engines are frozen until Monday";
 #[test]
 #[ignore = "needs a cluster: cargo xtask test"]
 fn on_a_cluster_a_refused_deployment_is_said_and_holds_nothing_else_up() {
-    let world = World::shared().unwrap();
+    let world = crate::world();
     let space = world.namespace("refused").unwrap();
     let client = space.serve(&["tickets"]).unwrap();
     let pods = space.engine_pods().unwrap();

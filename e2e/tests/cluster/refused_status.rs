@@ -5,7 +5,6 @@
 use std::time::Duration;
 
 use lorafleet_e2e::wait;
-use lorafleet_e2e::world::World;
 
 use crate::policy::Policy;
 
@@ -16,7 +15,7 @@ const AGAIN_MAX: Duration = Duration::from_secs(150);
 #[test]
 #[ignore = "needs a cluster: cargo xtask test"]
 fn on_a_cluster_a_refused_status_is_said() {
-    let world = World::shared().unwrap();
+    let world = crate::world();
     let space = world.namespace("speechless").unwrap();
     let client = space.serve(&["tickets"]).unwrap();
     let before = space.get("loraadapter", "tickets").unwrap();

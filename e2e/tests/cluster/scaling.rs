@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use lorafleet_e2e::wait;
-use lorafleet_e2e::world::{Namespace, PATIENCE, World};
+use lorafleet_e2e::world::{Namespace, PATIENCE};
 
 const PROMPT: &str = "How do I cook rice?";
 
@@ -29,7 +29,7 @@ fn scale(space: &Namespace<'_>, pods: usize) {
 #[test]
 #[ignore = "needs a cluster: cargo xtask test"]
 fn on_a_cluster_scaling_is_not_felt() {
-    let world = World::shared().unwrap();
+    let world = crate::world();
     let space = world.namespace("scaling").unwrap();
     let client = space.serve(&["tickets"]).unwrap();
     let expected = client.say("tickets", PROMPT, 6).unwrap();

@@ -3,17 +3,15 @@
 
 use lorafleet_e2e::chat::Client;
 use lorafleet_e2e::wait;
-use lorafleet_e2e::world::{Namespace, PATIENCE, World};
+use lorafleet_e2e::world::{Namespace, PATIENCE, adapter};
 
 const PROMPT: &str = "How do I cook rice?";
 
 /// A pool with one adapter, called `same` whichever of the demo's it is.
-fn serve(space: &Namespace<'_>, adapter: &str) -> Client {
+fn serve(space: &Namespace<'_>, source: &str) -> Client {
     space.apply(&space.demo("base").unwrap()).unwrap();
-    let adapters = space.demo("adapters").unwrap();
-    let name = format!("{{name: {adapter}}}");
-    let document = adapters.split("---\n").find(|document| document.contains(&name)).unwrap();
-    space.apply(&document.replace(&name, "{name: same}")).unwrap();
+    let spec = format!("source: {{uri: s3://adapters/team/{source}}}");
+    space.apply(&adapter("same", "smollm2", &spec)).unwrap();
     let client = space.serve(&[]).unwrap();
     space.condition("loraadapter", "same", "Ready", "True").unwrap();
     client
@@ -22,7 +20,7 @@ fn serve(space: &Namespace<'_>, adapter: &str) -> Client {
 #[test]
 #[ignore = "needs a cluster: cargo xtask test"]
 fn on_a_cluster_namespaces_do_not_meet() {
-    let world = World::shared().unwrap();
+    let world = crate::world();
     let (one, two) = (world.namespace("one").unwrap(), world.namespace("other").unwrap());
     let (first, second) = (serve(&one, "tickets"), serve(&two, "pirate"));
     let asked =
@@ -30,15 +28,8 @@ fn on_a_cluster_namespaces_do_not_meet() {
     let (before, other) = (asked(&first), asked(&second));
     assert_ne!(before.0, other.0);
     assert_ne!(before.1, other.1);
-    for (space, client, adapter) in [(&one, &first, &before.1), (&two, &second, &other.1)] {
-        let report = space.engine().unwrap().get("/v1/lora_adapters").unwrap().body;
-        let held: Vec<String> = report["adapters"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|it| format!("same@{}", &it["digest"].as_str().unwrap()["sha256:".len()..][..12]))
-            .collect();
-        assert_eq!(Some(held.concat()), *adapter, "{}", space.name);
+    for (space, client, answered) in [(&one, &first, &before.1), (&two, &second, &other.1)] {
+        assert_eq!(Some(space.held().unwrap().concat()), *answered, "{}", space.name);
         // Not even by its full name.
         let strange = if space.name == one.name { &two.name } else { &one.name };
         assert_eq!(client.chat(&format!("{strange}/same"), PROMPT, 1).unwrap().status, 404);

@@ -69,7 +69,7 @@ impl Drop for Two<'_> {
 #[test]
 #[ignore = "needs a cluster: cargo xtask test"]
 fn on_a_cluster_of_two_operators_one_leads() {
-    let world = World::shared().unwrap();
+    let world = crate::world();
     let space = world.namespace("two").unwrap();
     let two = Two::start(world);
     space.serve(&["tickets"]).unwrap();

@@ -8,6 +8,8 @@
 // The test support says what it expects plainly, as a benchmark may.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+#[path = "../../tests/support/random.rs"]
+mod random;
 #[path = "../tests/support/mod.rs"]
 mod support;
 
@@ -19,6 +21,7 @@ use lorafleet_artifact::{BaseShape, Digest, Fitted, FittedModule, FloatType, Mod
 use lorafleet_backend::Backend;
 use lorafleet_backend::HostAdapter;
 use lorafleet_backend::batch::{PageId, ResidentId, SampleSpec, Segment, SequenceId};
+use random::Random;
 use support::{Runner, greedy};
 
 const PROMPT: usize = 64;
@@ -143,13 +146,12 @@ fn prefill(clock: Clock, runner: &mut Runner, adapter: Option<ResidentId>) -> f6
 /// Small random values in f16 on the seven projections of every layer.
 fn random_adapter(base: &BaseShape, rank: u32, seed: u64) -> Arc<HostAdapter> {
     let mut bytes = Vec::new();
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut random = Random::new(seed);
     let mut tensor = |rows: u32, columns: u32| {
         let start = bytes.len() as u64;
         for _ in 0..rows * columns {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             // 0.0078..0.0156 in size, either sign.
-            let bits = 0x2000 | ((state >> 40) as u16 & 0x83ff);
+            let bits = 0x2000 | ((random.next() >> 40) as u16 & 0x83ff);
             bytes.extend(bits.to_le_bytes());
         }
         let range = start..bytes.len() as u64;

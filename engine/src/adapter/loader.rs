@@ -21,6 +21,8 @@ pub struct Loader {
     /// What loads may hold in memory at the same time, before their adapters are counted elsewhere. One that is too large
     /// for it is refused by the policy, not here.
     pub room: Room,
+    /// The same for copies from the disk: they come at once, and wait for no slow store.
+    pub disk_room: Room,
 }
 
 #[derive(Debug)]
@@ -105,7 +107,7 @@ impl Loader {
         // Also for what is on disk: a source that is no longer allowed is not served from its copy.
         self.sources.access(&uri)?;
         if let Some((disk, digest)) = self.disk.as_ref().zip(claims.digest) {
-            let _room = self.room.take(disk.bytes_of(digest)).await;
+            let _room = self.disk_room.take(disk.bytes_of(digest)).await;
             if let Some((verified, bytes)) = self.copy_on_disk(disk, digest, claims).await {
                 let adapter = self.finish(verified, bytes)?;
                 return Ok(LoadedAdapter { adapter, origin: Origin::Disk, on_disk: true });

@@ -20,7 +20,7 @@ pub async fn load(State(app): State<Arc<App>>, request: Request<Body>) -> Result
     app.keys.admin(request.headers())?;
     app.open()?;
     let most = app.fleet.engine().limits.max_body_bytes;
-    let request: LoadRequest = from_json(&body(request, most, &app.bodies).await?.bytes)?;
+    let request: LoadRequest = from_json(&body(request, most, &app.orders).await?.bytes)?;
     let reply = app.fleet.load(request).await?;
     Ok(json(200, &reply))
 }
@@ -28,7 +28,7 @@ pub async fn load(State(app): State<Arc<App>>, request: Request<Body>) -> Result
 pub async fn unload(State(app): State<Arc<App>>, request: Request<Body>) -> Result<Response, Refusal> {
     app.keys.admin(request.headers())?;
     let most = app.fleet.engine().limits.max_body_bytes;
-    let request: UnloadRequest = from_json(&body(request, most, &app.bodies).await?.bytes)?;
+    let request: UnloadRequest = from_json(&body(request, most, &app.orders).await?.bytes)?;
     let digests = app.fleet.unload(&request.lora_name)?;
     Ok(json(200, &serde_json::json!({ "lora_name": request.lora_name, "digests": digests })))
 }

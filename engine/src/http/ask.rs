@@ -20,7 +20,7 @@ pub enum Kind {
 #[derive(Debug)]
 pub struct Ask {
     pub kind: Kind,
-    /// As the client wrote it; the base's name if it wrote none.
+    /// As the client wrote it.
     pub model: String,
     pub prompts: Vec<Arc<[u32]>>,
     /// Choices per prompt.
@@ -49,6 +49,11 @@ pub struct Bounds {
 /// OpenAI's default for the completions route.
 const COMPLETION_TOKENS_DEFAULT: u32 = 16;
 const LOGPROBS_MAX: i64 = 20;
+/// Text of an answer that is sent whole.
+const REPLY_BYTES_MAX: u64 = 32 << 20;
+/// Of a token, and of one log-probability with its token, in such an answer.
+const TOKEN_BYTES: u64 = 16;
+const LOGPROB_BYTES: u64 = 96;
 const LOGIT_BIAS_MAX: usize = 1024;
 const STOP_TOKENS_MAX: usize = 64;
 
@@ -94,7 +99,7 @@ impl Ask {
         resolve: impl FnOnce(&str) -> Result<String, Refusal>,
     ) -> Result<Self, Refusal> {
         let mut fields = Fields::parse(body)?;
-        let model = resolve(&fields.take::<String>("model")?.unwrap_or_default())?;
+        let model = resolve(&model(&mut fields)?)?;
         let prompts = match kind {
             Kind::Chat => vec![chat(&mut fields, text, bounds, now_unix_s)?],
             Kind::Completion => prompts(&mut fields, text, bounds)?,
@@ -118,6 +123,7 @@ impl Ask {
             include_usage: stream_options(&mut fields)?,
             return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
         };
+        let ask = ask.bounded(max_tokens.is_some())?;
         if ask.include_stop {
             let message =
                 "'include_stop_str_in_output' is not supported here, and leaving it out would change the answer";
@@ -126,6 +132,43 @@ impl Ask {
         fields.finish()?;
         Ok(ask)
     }
+}
+
+impl Ask {
+    /// An answer that is sent whole is held whole: where nobody said how long it may be, it is shortened to what may be held.
+    ///
+    /// # Errors
+    /// 400 for one that was asked for and is too large.
+    fn bounded(mut self, asked: bool) -> Result<Self, Refusal> {
+        let logprobs = self.params.first().and_then(|params| params.logprobs);
+        let each = TOKEN_BYTES + logprobs.map_or(0, |top| LOGPROB_BYTES * (1 + u64::from(top)));
+        let tokens: u64 = self.params.iter().map(|params| u64::from(params.max_tokens)).sum();
+        let (choices, bytes) = (u64::from(self.choices), tokens * u64::from(self.choices) * each);
+        if self.stream || bytes <= REPLY_BYTES_MAX {
+            return Ok(self);
+        }
+        if asked {
+            let message = format!(
+                "{tokens} tokens in {choices} choices, each with its log-probabilities, may make an answer of {bytes} bytes, the limit is {REPLY_BYTES_MAX}: ask for less, or let it stream"
+            );
+            return Err(Refusal::invalid("max_tokens", message));
+        }
+        let most = REPLY_BYTES_MAX / (each * choices * self.params.len().max(1) as u64);
+        for params in &mut self.params {
+            let max_tokens = params.max_tokens.min(u32::try_from(most).unwrap_or(u32::MAX).max(1));
+            Arc::make_mut(params).max_tokens = max_tokens;
+        }
+        Ok(self)
+    }
+}
+
+/// A name that came out empty is somebody's mistake: no model answers for another one.
+fn model(fields: &mut Fields) -> Result<String, Refusal> {
+    let name = fields.take::<String>("model")?;
+    name.filter(|name| !name.trim().is_empty()).ok_or_else(|| {
+        let message = "'model' is missing or empty: it is the base's name, an adapter's, or 'adapter@digest'";
+        Refusal::invalid("model", message)
+    })
 }
 
 fn chat(fields: &mut Fields, text: &Text, bounds: Bounds, now_s: u64) -> Result<Arc<[u32]>, Refusal> {

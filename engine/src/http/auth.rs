@@ -47,13 +47,13 @@ impl Keys {
     /// # Errors
     /// 401 without a key, 403 with another one than the admin's, or if there is none.
     pub fn admin(&self, headers: &HeaderMap) -> Result<(), Refusal> {
-        let Some(given) = bearer(headers) else {
-            return Err(Refusal::new(401, "KeyMissing", "this route needs the admin key as 'Authorization: Bearer'"));
+        let Some(admin) = &self.admin else {
+            return Err(Refusal::new(403, "NoAdminKey", "this server was started without --admin-key-file"));
         };
-        match &self.admin {
-            Some(admin) if admin.holds(given) => Ok(()),
+        match bearer(headers) {
+            None => Err(Refusal::new(401, "KeyMissing", "this route needs the admin key as 'Authorization: Bearer'")),
+            Some(given) if admin.holds(given) => Ok(()),
             Some(_) => Err(Refusal::new(403, "KeyWrong", "this route needs the admin key; the given key is another")),
-            None => Err(Refusal::new(403, "NoAdminKey", "this server was started without --admin-key-file")),
         }
     }
 

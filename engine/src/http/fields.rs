@@ -49,12 +49,39 @@ const NOT_SERVED: [(&str, &[&str]); 25] = [
     ("merged_adapters", &[]),
 ];
 
+/// What the values of a body may take in memory, by [`weight`].
+const VALUES_BYTES_MAX: usize = 16 << 20;
+
+/// What the values of a JSON text take in memory, about: an object of eight letters takes hundreds of bytes. Counted before
+/// anything is made of it; nothing is checked.
+fn weight(body: &[u8]) -> usize {
+    let (mut bytes, mut within_text, mut escaped) = (0_usize, false, false);
+    for letter in body {
+        match letter {
+            _ if escaped => escaped = false,
+            b'\\' if within_text => escaped = true,
+            b'"' => within_text = !within_text,
+            _ if within_text => {}
+            b'{' => bytes += 768,
+            b'[' => bytes += 160,
+            b',' | b':' => bytes += 32,
+            _ => {}
+        }
+    }
+    bytes
+}
+
 pub struct Fields(Map<String, Value>);
 
 impl Fields {
     /// # Errors
-    /// 400 if the body is no JSON object.
+    /// 400 if the body is no JSON object, or one of too many values.
     pub fn parse(body: &[u8]) -> Result<Self, Refusal> {
+        let bytes = weight(body);
+        if bytes > VALUES_BYTES_MAX {
+            let message = format!("the values of the body take about {bytes} bytes, the limit is {VALUES_BYTES_MAX}");
+            return Err(Refusal::new(400, "InvalidRequest", message));
+        }
         match serde_json::from_slice(body) {
             Ok(Value::Object(fields)) => Ok(Self(fields)),
             Ok(_) => Err(Refusal::new(400, "InvalidRequest", "the body is no JSON object")),
@@ -117,5 +144,27 @@ impl Fields {
             return Err(Refusal { code: "UnsupportedField".into(), ..Refusal::invalid(shown_name, message) });
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_of_many_small_values_are_refused_before_they_grow() {
+        let check = |open: &str, piece: &str, times: usize, fits: bool| {
+            let body = format!("{{\"metadata\":{open}{}0]}}", piece.repeat(times));
+            assert_eq!(Fields::parse(body.as_bytes()).is_ok(), fits, "{piece} {times} times");
+        };
+        check("[", "{\"\":0},", 500_000, false);
+        check("[", "{\"\":0},", 10_000, true);
+        check("[", "[0],", 1_000_000, false);
+        check("[", "[0],", 50_000, true);
+        check("[", "0,", 2_000_000, false);
+        // A prompt of ids, as long as they come.
+        check("[", "31999,", 400_000, true);
+        // Within texts nothing counts.
+        check("[", "\"{{[[,,\\\"{{::\",", 200_000, true);
     }
 }

@@ -18,7 +18,7 @@ use super::shapes::{self, Progress};
 use super::{App, Received, body, json};
 use crate::names::Resolved;
 use crate::refusal::Refusal;
-use crate::sequence::NewSequence;
+use crate::sequence::Draft;
 
 pub async fn chat(State(app): State<Arc<App>>, request: Request<Body>) -> Result<Response, Refusal> {
     run(app, Kind::Chat, request).await
@@ -62,10 +62,7 @@ async fn parse(app: Arc<App>, kind: Kind, received: Received) -> Result<Ask, Ref
             max_choices: limits.max_choices,
             text_bytes_max: app.base.text_bytes_max,
         };
-        let resolve = |model: &str| {
-            app.fleet.resolve(model)?;
-            Ok(if model.is_empty() { app.base.name.clone() } else { model.to_owned() })
-        };
+        let resolve = |model: &str| app.fleet.resolve(model).map(|_| model.to_owned());
         Ask::parse(kind, &received.bytes, &app.text, bounds, unix_s(), resolve)
     });
     parsed.await.unwrap_or_else(|error| Err(Refusal::new(500, "Internal", error.to_string())))
@@ -82,29 +79,24 @@ fn random_u64() -> Result<u64, Refusal> {
 /// Puts all choices of a request into the queue at once, under what the model means now.
 fn submit(app: &App, ask: &Ask, arrived: Instant) -> Result<(Resolved, Vec<Choice>), Refusal> {
     let seed = ask.seed.map_or_else(random_u64, Ok)?;
-    let mut choices = Vec::new();
-    let resolved = app.fleet.submit(&ask.model, |owner| {
-        let mut sequences = Vec::new();
-        for (prompt, params) in ask.prompts.iter().zip(&ask.params) {
-            let group = app.groups.fetch_add(1, Ordering::Relaxed);
-            for _ in 0..ask.choices {
-                let index = choices.len() as u32;
-                let (events, receiver) = mpsc::channel(params.max_tokens as usize + 1);
-                choices.push(Choice::new(index, receiver, app.text.decoder(), ask.stop.clone()));
-                sequences.push(NewSequence {
-                    owner,
-                    prompt: prompt.clone(),
-                    params: params.clone(),
-                    seed: seed.wrapping_add(index.into()),
-                    group,
-                    events,
-                    place: Some(app.fleet.engine().place()?),
-                    arrived,
-                });
-            }
+    let (mut choices, mut drafts) = (Vec::new(), Vec::new());
+    for (prompt, params) in ask.prompts.iter().zip(&ask.params) {
+        let group = app.groups.fetch_add(1, Ordering::Relaxed);
+        for _ in 0..ask.choices {
+            let index = choices.len() as u32;
+            let (events, receiver) = mpsc::channel(params.max_tokens as usize + 1);
+            choices.push(Choice::new(index, receiver, app.text.decoder(), ask.stop.clone()));
+            drafts.push(Draft {
+                prompt: prompt.clone(),
+                params: params.clone(),
+                seed: seed.wrapping_add(index.into()),
+                group,
+                events,
+                arrived,
+            });
         }
-        Ok(sequences)
-    })?;
+    }
+    let resolved = app.fleet.submit(&ask.model, drafts)?;
     Ok((resolved, choices))
 }
 
@@ -130,7 +122,8 @@ async fn collected(app: &App, ask: &Ask, reply: &Reply, choices: Vec<Choice>) ->
         cached: counts.map(|(_, answer)| answer.cached_tokens).sum(),
         completion: answers.iter().map(|answer| answer.tokens.len() as u32).sum(),
     };
-    Ok(json(200, &shapes::whole(ask.kind, reply, &answers, counted, app.text.vocabulary())))
+    let (kind, vocabulary) = (ask.kind, app.text.vocabulary());
+    Ok(json(200, &shapes::Whole { kind, reply, answers: &answers, counted, vocabulary }))
 }
 
 /// Nothing is sent before the first token is there, so that what is refused late still is a plain error.

@@ -43,6 +43,8 @@ pub struct App {
     /// What the bodies of requests may take together until they are understood; placements apart.
     pub bodies: Room,
     pub placements: Room,
+    /// For the other routes of whoever has the admin key: no client stands in their way.
+    pub orders: Room,
     /// Requests that may be made into tokens at once.
     pub parsers: Arc<Semaphore>,
     /// Numbers the prompts, so that choices of one prompt can share its pages.
@@ -67,8 +69,8 @@ pub struct Base {
 
 /// A body that does not arrive within this time ends its request.
 const BODY_TIME_MAX: Duration = Duration::from_secs(30);
-/// Bodies are parsed as they are.
-const BODY_PRICE: Price = Price { free_bytes: 0, copies: 1 };
+/// Bodies are parsed as they are. Small ones go on while large ones, perhaps slow, take all the room.
+const BODY_PRICE: Price = Price { free_bytes: 8 << 10, copies: 1 };
 /// How long the rest of a body that is too large is read and thrown away.
 const DISCARD_TIME_MAX: Duration = Duration::from_secs(2);
 

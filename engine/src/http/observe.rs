@@ -81,7 +81,7 @@ fn adapter_model(app: &App, snapshot: &Snapshot, id: &str, name: &str, digest: &
 
 /// Healthy: the step loop goes round. Only while there is something to do, and only after a time that no step takes.
 pub async fn healthz(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
-    let (silent, open) = (app.meter.silent(), app.fleet.engine().open_sequences());
+    let (silent, open) = (app.meter.silent(), app.fleet.engine().queue.taken());
     let most = app.fleet.engine().limits.silence_max;
     if open > 0 && silent > most {
         let message = format!("{open} sequences are open and no step has ended for {silent:?}, the limit is {most:?}");

@@ -1,5 +1,6 @@
 //! OpenAI's reply bodies. Pure.
 
+use serde::ser::{Serialize, SerializeMap as _, Serializer};
 use serde_json::{Map, Value, json};
 
 use super::answer::{Answer, Delta, Reply, Token, Usage};
@@ -25,38 +26,72 @@ fn head(reply: &Reply, object: &str) -> Map<String, Value> {
     body
 }
 
-/// The reply to a request that does not stream.
-pub fn whole(kind: Kind, reply: &Reply, answers: &[Answer], counted: Usage, vocabulary: &Vocabulary) -> Value {
-    let choices: Vec<Value> =
-        (0..).zip(answers).map(|(index, answer)| whole_choice(kind, reply, index, answer, vocabulary)).collect();
-    let mut body = head(reply, if kind == Kind::Chat { "chat.completion" } else { "text_completion" });
-    body.insert("choices".into(), Value::Array(choices));
-    body.insert("usage".into(), usage(counted));
-    if reply.return_token_ids && kind == Kind::Chat {
-        body.insert("prompt_token_ids".into(), json!(reply.prompt_of(0)));
-    }
-    Value::Object(body)
+/// The reply to a request that does not stream. It is written as it is read: as values it would be many times as large.
+pub struct Whole<'a> {
+    pub kind: Kind,
+    pub reply: &'a Reply,
+    pub answers: &'a [Answer],
+    pub counted: Usage,
+    pub vocabulary: &'a Vocabulary,
 }
 
-fn whole_choice(kind: Kind, reply: &Reply, index: u32, answer: &Answer, vocabulary: &Vocabulary) -> Value {
-    let logprobs = match kind {
-        _ if !reply.logprobs => Value::Null,
-        Kind::Chat => chat_logprobs(&answer.tokens, vocabulary),
-        Kind::Completion => completion_logprobs(&answer.tokens, 0, vocabulary),
-    };
-    let mut choice = json!({ "index": index, "finish_reason": answer.finish, "logprobs": logprobs });
-    match kind {
-        Kind::Chat => choice["message"] = json!({ "role": "assistant", "content": answer.text, "refusal": null }),
-        Kind::Completion => choice["text"] = json!(answer.text),
-    }
-    if reply.return_token_ids {
-        let ids: Vec<u32> = answer.tokens.iter().map(|token| token.id).collect();
-        choice["token_ids"] = json!(ids);
-        if kind == Kind::Completion {
-            choice["prompt_token_ids"] = json!(reply.prompt_of(index));
+impl Serialize for Whole<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { kind, reply, answers, counted, vocabulary } = *self;
+        let mut body = serializer.serialize_map(None)?;
+        for (key, value) in head(reply, if kind == Kind::Chat { "chat.completion" } else { "text_completion" }) {
+            body.serialize_entry(&key, &value)?;
         }
+        let choice = |(index, answer)| WholeChoice { kind, reply, index, answer, vocabulary };
+        body.serialize_entry("choices", &Each((0..).zip(answers).map(choice)))?;
+        body.serialize_entry("usage", &usage(counted))?;
+        if reply.return_token_ids && kind == Kind::Chat {
+            body.serialize_entry("prompt_token_ids", reply.prompt_of(0))?;
+        }
+        body.end()
     }
-    choice
+}
+
+struct WholeChoice<'a> {
+    kind: Kind,
+    reply: &'a Reply,
+    index: u32,
+    answer: &'a Answer,
+    vocabulary: &'a Vocabulary,
+}
+
+impl Serialize for WholeChoice<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { kind, reply, index, answer, vocabulary } = *self;
+        let logprobs = Logprobs { kind, tokens: &answer.tokens, offset: 0, vocabulary };
+        let mut choice = serializer.serialize_map(None)?;
+        choice.serialize_entry("index", &index)?;
+        choice.serialize_entry("finish_reason", &answer.finish)?;
+        choice.serialize_entry("logprobs", &reply.logprobs.then_some(logprobs))?;
+        match kind {
+            Kind::Chat => {
+                let message = json!({ "role": "assistant", "content": answer.text, "refusal": null });
+                choice.serialize_entry("message", &message)?;
+            }
+            Kind::Completion => choice.serialize_entry("text", &answer.text)?,
+        }
+        if reply.return_token_ids {
+            choice.serialize_entry("token_ids", &Each(answer.tokens.iter().map(|token| token.id)))?;
+            if kind == Kind::Completion {
+                choice.serialize_entry("prompt_token_ids", reply.prompt_of(index))?;
+            }
+        }
+        choice.end()
+    }
+}
+
+/// A list that is made while it is written.
+struct Each<I>(I);
+
+impl<I: Iterator<Item: Serialize> + Clone> Serialize for Each<I> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.clone())
+    }
 }
 
 /// Where a stream is in one choice.
@@ -86,11 +121,8 @@ pub fn piece(
     vocabulary: &Vocabulary,
 ) -> Value {
     let tokens = std::slice::from_ref(&delta.token);
-    let logprobs = match kind {
-        _ if !reply.logprobs => Value::Null,
-        Kind::Chat => chat_logprobs(tokens, vocabulary),
-        Kind::Completion => completion_logprobs(tokens, progress.offset, vocabulary),
-    };
+    let logprobs = Logprobs { kind, tokens, offset: progress.offset, vocabulary };
+    let logprobs = reply.logprobs.then_some(logprobs);
     let mut choice = json!({ "index": delta.choice, "logprobs": logprobs, "finish_reason": delta.finish });
     match kind {
         Kind::Chat if delta.text.is_empty() => choice["delta"] = json!({}),
@@ -120,31 +152,58 @@ pub fn closing(kind: Kind, reply: &Reply, counted: Usage) -> Value {
     Value::Object(body)
 }
 
-fn chat_logprobs(tokens: &[Token], vocabulary: &Vocabulary) -> Value {
-    let entry = |id: u32, logprob: f32| json!({ "token": vocabulary.text(id), "logprob": logprob, "bytes": vocabulary.bytes(id) });
-    let content = tokens.iter().map(|token| {
-        let mut shown = entry(token.id, token.logprob);
-        shown["top_logprobs"] = token.alternatives.iter().map(|(id, logprob)| entry(*id, *logprob)).collect();
-        shown
-    });
-    json!({ "content": content.collect::<Vec<_>>(), "refusal": null })
+/// Of tokens that follow one another; `offset` is where the first begins, in letters.
+struct Logprobs<'a> {
+    kind: Kind,
+    tokens: &'a [Token],
+    offset: usize,
+    vocabulary: &'a Vocabulary,
 }
 
-fn completion_logprobs(tokens: &[Token], offset: usize, vocabulary: &Vocabulary) -> Value {
-    let mut offset = offset;
-    let (mut texts, mut offsets, mut tops) = (Vec::new(), Vec::new(), Vec::new());
-    for token in tokens {
-        let text = vocabulary.text(token.id);
-        offsets.push(offset);
-        offset += text.chars().count();
-        // The drawn token is among them even if it is not among the best.
-        let mut top = Map::new();
-        for (id, logprob) in token.alternatives.iter().chain([&(token.id, token.logprob)]) {
-            top.entry(vocabulary.text(*id)).or_insert_with(|| json!(logprob));
+impl Serialize for Logprobs<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.kind {
+            Kind::Chat => self.chat(serializer),
+            Kind::Completion => self.completion(serializer),
         }
-        tops.push(Value::Object(top));
-        texts.push(text);
     }
-    let logprobs: Vec<f32> = tokens.iter().map(|token| token.logprob).collect();
-    json!({ "tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets })
+}
+
+impl Logprobs<'_> {
+    fn chat<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { tokens, vocabulary, .. } = *self;
+        let entry = move |id: u32, logprob: f32| json!({ "token": vocabulary.text(id), "logprob": logprob, "bytes": vocabulary.bytes(id) });
+        let content = tokens.iter().map(move |token| {
+            let mut shown = entry(token.id, token.logprob);
+            shown["top_logprobs"] = token.alternatives.iter().map(|(id, logprob)| entry(*id, *logprob)).collect();
+            shown
+        });
+        let mut body = serializer.serialize_map(Some(2))?;
+        body.serialize_entry("content", &Each(content))?;
+        body.serialize_entry("refusal", &Value::Null)?;
+        body.end()
+    }
+
+    fn completion<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { tokens, vocabulary, offset, .. } = *self;
+        let letters = move |at: &mut usize, token: &Token| {
+            let begins = *at;
+            *at += vocabulary.text(token.id).chars().count();
+            Some(begins)
+        };
+        // The drawn token is among them even if it is not among the best.
+        let top = move |token: &Token| {
+            let mut top = Map::new();
+            for (id, logprob) in token.alternatives.iter().chain([&(token.id, token.logprob)]) {
+                top.entry(vocabulary.text(*id)).or_insert_with(|| json!(logprob));
+            }
+            top
+        };
+        let mut body = serializer.serialize_map(Some(4))?;
+        body.serialize_entry("tokens", &Each(tokens.iter().map(move |token| vocabulary.text(token.id))))?;
+        body.serialize_entry("token_logprobs", &Each(tokens.iter().map(|token| f64::from(token.logprob))))?;
+        body.serialize_entry("top_logprobs", &Each(tokens.iter().map(top)))?;
+        body.serialize_entry("text_offset", &Each(tokens.iter().scan(offset, letters)))?;
+        body.end()
+    }
 }

@@ -8,7 +8,8 @@ use lorafleet_artifact::Digest;
 use lorafleet_backend::batch::{Batch, PageBudget, ResidentId, Sampled, SampledRow, Segment, Upload};
 use lorafleet_backend::{Backend, BackendError, Ticket};
 
-use super::{Random, next_token};
+use super::next_token;
+use super::random::Random;
 use crate::limits::Limits;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -25,6 +26,8 @@ pub(super) struct Watched {
     pub(super) faults: AtomicBool,
     /// Adapters that were made whole by a second or later piece.
     pub(super) pieces: AtomicU64,
+    /// Adapters that it holds, whole or not.
+    pub(super) residents: AtomicU64,
 }
 
 pub(super) struct Machine {
@@ -50,7 +53,7 @@ impl Machine {
             digests: BTreeMap::new(),
             begun: BTreeMap::new(),
             watched,
-            random: Random(seed * 2 + 1),
+            random: Random::new(seed),
             result: None,
         }
     }
@@ -123,6 +126,7 @@ impl Backend for Machine {
             }
             return Err(BackendError::Failed("broken on purpose".to_owned()));
         }
+        self.watched.residents.store((self.residents.len() + self.begun.len()) as u64, Ordering::Relaxed);
         let rows: usize = batch.segments.iter().map(|segment| segment.tokens.len()).sum();
         assert!(rows <= self.limits.max_step_tokens as usize);
         assert!(batch.segments.len() <= self.limits.max_sequences as usize);

@@ -217,3 +217,34 @@ fn prompts_take_as_much_of_a_step_as_there_is_time_for() {
         assert_eq!(rows(&world), [1, expected], "{row} ms a row");
     }
 }
+
+#[test]
+fn a_flood_of_some_takes_no_place_from_the_others() {
+    let mut spared = 0;
+    for seed in 0..20 {
+        let mut world = roomy(seed, 4);
+        world.queue = Queue::new(200);
+        let floods = 1 + world.random.below(4);
+        for _ in 0..100 {
+            // Those that flood ask until they are refused.
+            for number in 0..floods {
+                let owner = KvOwner::Adapter(digest(number as u8));
+                loop {
+                    let prompt = world.fresh_prompt(3);
+                    let answer = 1 + world.random.below(9) as u32;
+                    if !world.submit(owner, prompt, answer, 1) {
+                        break;
+                    }
+                }
+            }
+            if world.random.below(10) == 0 && world.clients.iter().all(|client| client.owner != KvOwner::Base) {
+                let prompt = world.fresh_prompt(5);
+                assert!(world.submit(KvOwner::Base, prompt, 2, 1), "seed {seed}: no place beside {floods} floods");
+                spared += 1;
+            }
+            world.step();
+        }
+        world.settle();
+    }
+    assert!(spared > 50, "only {spared} asked beside floods: the simulation tests nothing");
+}

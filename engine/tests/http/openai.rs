@@ -80,7 +80,7 @@ async fn a_stop_string_ends_an_answer_and_is_never_shown() {
 async fn end_tokens_end_answers_and_are_not_text() {
     let server = Server::start("base", &[]).await;
     // The end token is made certain.
-    let body = json!({ "model": "", "prompt": [1, 2], "max_tokens": 9, "temperature": 0, "logit_bias": { "257": 100 },
+    let body = json!({ "model": "base", "prompt": [1, 2], "max_tokens": 9, "temperature": 0, "logit_bias": { "257": 100 },
         "return_token_ids": true });
     let (status, reply) = server.post("/v1/completions", &body).await;
     assert_eq!(status, 200, "{reply}");
@@ -198,6 +198,18 @@ async fn what_is_not_served_is_refused_by_name_and_what_changes_nothing_is_taken
     {
         assert_error(server.post("/v1/completions", &completion(prompt)).await, 400, "InvalidRequest");
     }
+    // No name is not the base's name.
+    for model in [json!(""), json!(" "), json!("\t\n"), Value::Null, json!(3), json!(["base"])] {
+        let messages = json!([{ "role": "user", "content": "x" }]);
+        let reply = server.post("/v1/chat/completions", &json!({ "model": model, "messages": messages })).await;
+        assert_eq!(reply.1["error"]["param"], "model", "{}", reply.1);
+        assert_error(reply, 400, "InvalidRequest");
+    }
+    let unnamed = server.post("/v1/completions", &json!({ "prompt": "x" })).await;
+    assert_error(unnamed, 400, "InvalidRequest");
+    // What is sent whole is held whole.
+    let large = |stream: bool| json!({ "model": "base", "messages": [{ "role": "user", "content": "x" }], "max_tokens": 400, "n": 64, "logprobs": true, "top_logprobs": 20, "stream": stream });
+    assert_error(server.post("/v1/chat/completions", &large(false)).await, 400, "InvalidRequest");
     // The model is looked at before anything else.
     let unknown = json!({ "model": "nobody", "messages": 3, "surprise": 1 });
     assert_error(server.post("/v1/chat/completions", &unknown).await, 404, "ModelNotFound");
@@ -214,9 +226,9 @@ async fn a_text_that_cannot_fit_is_refused_before_it_is_counted() {
     let long = "x".repeat(2_000_000);
     let messages = json!([{ "role": "user", "content": long }]);
     for (route, body) in [
-        ("/v1/completions", json!({ "prompt": long })),
-        ("/v1/completions", json!({ "prompt": ["short", long] })),
-        ("/v1/chat/completions", json!({ "messages": messages })),
+        ("/v1/completions", json!({ "model": "base", "prompt": long })),
+        ("/v1/completions", json!({ "model": "base", "prompt": ["short", long] })),
+        ("/v1/chat/completions", json!({ "model": "base", "messages": messages })),
     ] {
         let reply = server.post(route, &body).await;
         assert!(reply.1["error"]["message"].as_str().unwrap().contains(" bytes: more than"), "{}", reply.1);

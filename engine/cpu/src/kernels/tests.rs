@@ -5,6 +5,11 @@ use std::time::{Duration, Instant};
 use lorafleet_artifact::FloatType;
 use lorafleet_backend::model::{MatrixView, RowOrder, StoredType};
 
+#[path = "../../../tests/support/random.rs"]
+mod random;
+
+use random::Random;
+
 use super::attention::{AttentionItem, GroupPtr, Query};
 use super::gemm::GemmItem;
 use super::lora::{ExpandItem, RowPtr, ShrinkItem};
@@ -13,26 +18,6 @@ use super::simd::LANES;
 use super::*;
 use crate::panel::{pack_panel, panel_bytes, unpack_row};
 use crate::rows::{packed_floats, placed, tiles};
-
-/// Xorshift: the same numbers in every run.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn float(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    }
-
-    fn floats(&mut self, count: usize) -> Vec<f32> {
-        (0..count).map(|_| self.float()).collect()
-    }
-}
 
 fn stored(values: &[f32], float: FloatType) -> Vec<u8> {
     let one = |value: &f32| match float {
@@ -137,7 +122,7 @@ fn timed_gemm(kernels: &Kernels, view: &MatrixView<'_>, panels: &[u8], x: &[f32]
 
 #[test]
 fn products_are_right_and_do_not_depend_on_the_tile() {
-    let mut random = Random(7);
+    let mut random = Random::new(7);
     for kind in StoredType::ALL {
         // Not a multiple of sixteen outputs; six panels, so that wide and narrow steps both occur.
         let (outputs, k) = (93, 96);
@@ -169,7 +154,7 @@ fn products_are_right_and_do_not_depend_on_the_tile() {
 #[test]
 fn many_rows_cost_no_more_each_than_few() {
     let (outputs, k) = (64, 576);
-    let bytes = matrix_bytes(&mut Random(23), StoredType::Q4_1, outputs, k);
+    let bytes = matrix_bytes(&mut Random::new(23), StoredType::Q4_1, outputs, k);
     let size = panel_bytes(StoredType::Q4_1, k);
     let view =
         MatrixView { stored: StoredType::Q4_1, rows: outputs, columns: k, order: RowOrder::Natural, bytes: &bytes };
@@ -201,7 +186,7 @@ fn rows_of_interleaved_heads_come_out_in_natural_order() {
 
 #[test]
 fn low_rank_deltas_are_right_at_every_rank_and_row_count() {
-    let mut random = Random(11);
+    let mut random = Random::new(11);
     for float in [FloatType::F32, FloatType::F16, FloatType::Bf16] {
         for (rank, rows) in [(1, 1), (3, 2), (4, 4), (7, 5), (16, 9), (31, 3), (100, 6)] {
             let what = format!("{float:?} rank {rank} rows {rows}");
@@ -256,7 +241,7 @@ fn low_rank_deltas_are_right_at_every_rank_and_row_count() {
 
 #[test]
 fn attention_reads_its_own_prefix_and_nothing_else() {
-    let mut random = Random(13);
+    let mut random = Random::new(13);
     for (head_dim, positions) in [(16, vec![0]), (64, vec![14, 15, 16]), (80, vec![3, 40, 41, 42, 43, 44, 45])] {
         let last = *positions.iter().max().unwrap();
         let groups = last / LANES + 1;
@@ -314,7 +299,7 @@ fn attention_reads_its_own_prefix_and_nothing_else() {
 
 #[test]
 fn norm_gate_and_rotation_are_right() {
-    let mut random = Random(17);
+    let mut random = Random::new(17);
     let n = 96;
     let (x, delta, weight) = (random.floats(n), random.floats(n), random.floats(n));
     let normed = on_all("norm", |kernels| {

@@ -3,7 +3,10 @@
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind, State};
 
-use super::DEPTH_MAX;
+use super::paid::{self, DEPTH_MAX};
+
+/// Longest separator: it is written once for each item.
+const SEPARATOR_BYTES_MAX: usize = 64;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Style {
@@ -18,6 +21,10 @@ pub(super) struct Style {
 /// endless to write.
 pub(super) fn dumps(state: &State<'_, '_>, value: &Value, style: &Style) -> Result<String, Error> {
     let (item, key) = match style.separators.as_deref() {
+        Some([item, key]) if item.len().max(key.len()) > SEPARATOR_BYTES_MAX => {
+            let bytes = item.len().max(key.len());
+            return Err(refuse(format!("a separator has {bytes} bytes, the limit is {SEPARATOR_BYTES_MAX}")));
+        }
         Some([item, key]) => (item.as_str(), key.as_str()),
         Some(other) => return Err(refuse(format!("separators are a pair, not {} strings", other.len()))),
         None if style.indent.is_some() => (",", ": "),
@@ -71,11 +78,13 @@ impl Writer<'_, '_, '_> {
     fn map(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         let mut keys: Vec<Value> = value.try_iter()?.collect();
         if self.style.sort_keys {
+            keys.iter().try_for_each(|key| paid::pay(self.state, key, true))?;
             keys.sort_by_key(ToString::to_string);
         }
         self.out.push('{');
         for (index, key) in keys.iter().enumerate() {
             self.before_item(index == 0, depth + 1);
+            paid::pay(self.state, key, true)?;
             self.string(&key.to_string());
             self.out.push_str(self.key);
             self.value(&value.get_item(key)?, depth + 1)?;
