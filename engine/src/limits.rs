@@ -34,8 +34,10 @@ pub struct Limits {
     pub upload_time_per_step: Duration,
     /// A step that takes long anyhow may take longer by half of its time, up to this.
     pub upload_time_max: Duration,
-    /// So many bytes are written all the same, however slow the machine is: adapters get on, and small ones in one step.
+    /// So many bytes are written all the same, however slow the machine is.
     pub upload_bytes_min: u64,
+    /// An adapter that lacks no more than this comes in one step.
+    pub upload_bytes_whole: u64,
     /// After this wait, a sequence that lacks only a place for its adapter gets one from whoever has held it longest.
     pub age_max: Duration,
     /// Connections that are open at once; more wait to be accepted.
@@ -74,7 +76,8 @@ impl Default for Limits {
             upload_bytes_per_step: 64 << 20,
             upload_time_per_step: Duration::from_millis(5),
             upload_time_max: Duration::from_millis(100),
-            upload_bytes_min: 8 << 20,
+            upload_bytes_min: 2 << 20,
+            upload_bytes_whole: 8 << 20,
             age_max: Duration::from_secs(2),
             max_connections: 4096,
             head_time_max: Duration::from_secs(75),

@@ -70,6 +70,8 @@ pub struct Tiers {
     pub fetches_max: u32,
     /// For the next step.
     pub upload_bytes_max: u64,
+    /// The first in the queue comes in one step if it lacks no more than this.
+    pub upload_bytes_whole: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -252,6 +254,10 @@ impl<'a> Plan<'a> {
         self.drop_unwanted(&wanted);
         let page_bytes = self.tiers.page_bytes.max(1);
         let mut left = u32::try_from(self.tiers.upload_bytes_max / page_bytes).unwrap_or(u32::MAX).max(1);
+        let first = wanted.iter().find_map(|(digest, reason)| self.missing(digest, *reason)).unwrap_or(0);
+        if u64::from(first).saturating_mul(page_bytes) <= self.tiers.upload_bytes_whole {
+            left = left.max(first);
+        }
         let half = left.div_ceil(2);
         let mut cut = false;
         for (at, (digest, reason)) in wanted.iter().enumerate() {
@@ -426,6 +432,7 @@ mod tests {
             host_bytes_total,
             fetches_max: 2,
             upload_bytes_max: 4,
+            upload_bytes_whole: 6,
         };
         assert_eq!(decide(&tiers), expected);
     }
@@ -518,6 +525,9 @@ mod tests {
         check(vec![large(40)], &[1], 40, 99, &begun);
         check(vec![large(36)], &[1], 0, 99, &[Move::Write(digest(1), 4)]);
         check(vec![large(3)], &[1], 0, 99, &[Move::Write(digest(1), 3)]);
+        // One that lacks little is not cut.
+        let little = Row { pages: 6, ..row(1, "H", none) };
+        check(vec![little], &[1], 40, 99, &[Move::Upload(digest(1), Demand), Move::Write(digest(1), 6)]);
         // Half of the step is for one behind it that gets whole by it; who does not has to wait.
         let small = || row(2, "H", none);
         let passed = [Move::Write(digest(1), 2), Move::Upload(digest(2), Demand), Move::Write(digest(2), 2)];

@@ -337,6 +337,7 @@ fn limits() -> Limits {
         host_cache_bytes: 40,
         upload_bytes_per_step: 200,
         upload_bytes_min: 128,
+        upload_bytes_whole: 0,
         upload_time_per_step: Duration::ZERO,
         upload_time_max: Duration::ZERO,
         age_max: Duration::from_millis(300),

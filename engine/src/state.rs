@@ -210,6 +210,7 @@ impl State {
             page_bytes: self.budget.page_bytes,
             host_bytes_total: self.limits.host_cache_bytes,
             fetches_max: self.limits.max_fetches,
+            upload_bytes_whole: self.limits.upload_bytes_whole,
             upload_bytes_max: self.upload_pace.bytes(&self.limits, self.somebody_computes().then(|| self.pace.step())),
         }
     }
