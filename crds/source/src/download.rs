@@ -66,12 +66,23 @@ impl<'a> Download<'a> {
                 Ok(piece) => {
                     self.failed = 0;
                     self.rest.start += piece.len() as u64;
+                    self.check_unchanged().await?;
                     return Ok(Some(piece));
                 }
                 Err(error) => self.pause_or_give_up(error).await?,
             }
         }
         Ok(None)
+    }
+
+    /// With the last byte: a file of this machine may have been written to while it was read.
+    async fn check_unchanged(&self) -> Result<(), SourceError> {
+        let Some(Body::Local(reader)) = self.body.as_ref().filter(|_| self.rest.is_empty()) else { return Ok(()) };
+        match reader.is_as_it_was().await {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(self.error(ErrorKind::Changed, "the file was changed while it was read")),
+            Err(cause) => Err(self.error(ErrorKind::Unavailable, "the file cannot be looked at").because(cause)),
+        }
     }
 
     /// Whether the bytes come as fast as the limits want it. Only the time spent waiting for them counts: who looks at

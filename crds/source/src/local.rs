@@ -19,6 +19,8 @@ const PIECE_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct Reader {
     file: tokio::fs::File,
+    /// As it was when it was opened.
+    info: FileInfo,
 }
 
 impl Reader {
@@ -28,6 +30,11 @@ impl Reader {
         let mut piece = bytes::BytesMut::with_capacity(wanted);
         let count = (&mut self.file).take(wanted as u64).read_buf(&mut piece).await?;
         Ok((count > 0).then(|| piece.freeze()))
+    }
+
+    /// Nobody has written to it since it was opened: who writes in place changes what has been read already, or has not.
+    pub(crate) async fn is_as_it_was(&self) -> std::io::Result<bool> {
+        Ok(info(self.info.name.clone(), &self.file.metadata().await?) == self.info)
     }
 }
 
@@ -93,7 +100,7 @@ pub(crate) async fn open(
         return Err(SourceError::new(ErrorKind::Changed, message));
     }
     opened.seek(std::io::SeekFrom::Start(offset)).await.map_err(|error| SourceError::io("reading", &what, error))?;
-    Ok(Reader { file: opened })
+    Ok(Reader { file: opened, info: now })
 }
 
 /// The path without links, after the check that it lies in the real place of the allowed folder.
@@ -121,7 +128,10 @@ fn outside(what: &str) -> SourceError {
 }
 
 fn info(name: String, metadata: &std::fs::Metadata) -> FileInfo {
-    let tag = format!("{:x}-{:x}.{:x}-{:x}", metadata.ino(), metadata.mtime(), metadata.mtime_nsec(), metadata.size());
+    // The time of the last change as well: the one of the last writing can be set.
+    let (modified, changed) = (metadata.mtime_nsec(), metadata.ctime_nsec());
+    let seconds = format!("{:x}.{modified:x}-{:x}.{changed:x}", metadata.mtime(), metadata.ctime());
+    let tag = format!("{:x}-{seconds}-{:x}", metadata.ino(), metadata.size());
     let version = Version { tag: Some(tag), modified_s: Some(metadata.mtime()) };
     FileInfo { name, bytes: metadata.size(), version }
 }

@@ -131,6 +131,28 @@ async fn what_is_no_plain_file_or_another_one() {
 }
 
 #[tokio::test]
+async fn a_file_that_is_written_to_while_it_is_read() {
+    let place = Place::new();
+    let path = place.path("allowed/x/large");
+    std::fs::write(&path, vec![b'a'; 3 << 20]).unwrap();
+    let listing = place.sources.list(&uri(&place.path("allowed/x"))).await.unwrap();
+    let file = listing.file("large").unwrap();
+    let mut download = place.sources.open(&listing, file, 0..file.bytes).unwrap();
+    assert!(download.next().await.unwrap().is_some());
+    // File systems count time in ticks of some milliseconds.
+    tokio::time::sleep(std::time::Duration::from_millis(30)).await;
+    let mut written = std::fs::File::options().write(true).open(&path).unwrap();
+    std::io::Write::write_all(&mut written, &[b'b'; 3 << 20]).unwrap();
+    let error = loop {
+        match download.next().await {
+            Ok(piece) => assert!(piece.is_some(), "half of each was read as one"),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind, ErrorKind::Changed, "{error}");
+}
+
+#[tokio::test]
 async fn limits() {
     let place = Place::new();
     for number in 0..20 {
