@@ -105,7 +105,8 @@ pub fn watch(run: Run) -> Result<()> {
     let clusters: String = clusters.iter().map(|name| format!(", cluster {name}")).collect();
     let programs = if left == 1 { "program" } else { "programs" };
     say(&format!("{what}, and with it: {left} {programs}{clusters}"));
-    for name in Cluster::kept(&cache) {
+    let kept = if run == Run::Command { Cluster::kept(&cache) } else { Vec::new() };
+    for name in kept {
         say(&format!("cluster {name} stays up; to end it: cargo xtask down --name {name}"));
     }
     Ok(())
