@@ -34,7 +34,7 @@ pub struct Settings {
     /// Read sources without a Secret as the operator's own identity, whoever names them. Within a source cap it always may.
     #[arg(long, env = "LORAFLEET_ALLOW_AMBIENT_CREDENTIALS")]
     pub allow_ambient_credentials: bool,
-    /// Adapters and base models that are read at the same time; of one namespace, one at a time.
+    /// Adapters and base models that are read at the same time; of one namespace two, of each of its stores one.
     #[arg(long, env = "LORAFLEET_READS_MAX", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub reads_max: u16,
     /// Seconds between two looks at a source that was judged: whether its files are still the same.
