@@ -26,7 +26,10 @@ pub fn settings() -> Settings {
 
 fn with_kinds() -> Cluster {
     crate::guarded();
-    let cluster = Cluster::up(&Cache::open().unwrap(), &settings()).unwrap();
+    let cache = Cache::open().unwrap();
+    // Objects of an earlier run would be changed instead of made.
+    Cluster::down(&cache, &settings()).unwrap();
+    let cluster = Cluster::up(&cache, &settings()).unwrap();
     let folder = repository().join("charts/lorafleet/files/crds");
     cluster.kubectl().args(["apply", "--server-side", "-f"]).args([folder]).shell().run().unwrap();
     wait::until("the kinds are served", Duration::from_secs(30), || {
