@@ -57,7 +57,7 @@ impl Names {
     /// # Errors
     /// 404 for an unknown name, 409 for a digest prefix, or a bare name, that could mean two versions.
     pub fn resolve(&self, model: &str) -> Result<Resolved, Refusal> {
-        if model == self.base {
+        if model.is_empty() || model == self.base {
             return Ok(Resolved::Base);
         }
         if let Some(digest) = self.aliases.get(model) {
@@ -157,7 +157,7 @@ mod tests {
         let check = |model: &str, expected: Result<Resolved, u16>| {
             assert_eq!(names.resolve(model).map_err(|refusal| refusal.status), expected, "{model}");
         };
-        check("", Err(404));
+        check("", Ok(Resolved::Base));
         check("tiny", Ok(Resolved::Base));
         check("pirate", adapter("pirate", new));
         check(&format!("pirate@{}", old.short()), Err(409));

@@ -45,10 +45,10 @@ pub enum BodyError {
     Twice { field: &'static str },
     #[error("'{field}' must be {expected}, not {found}")]
     WrongType { field: &'static str, expected: &'static str, found: String },
-    #[error("'model' is missing: name the base or an adapter")]
+    #[error("'model' is missing: name the base or an adapter; \"\" asks for the base")]
     NoModel,
-    #[error("'model' is empty: name the base or an adapter")]
-    EmptyModel,
+    #[error("'model' is blank: name the base or an adapter; \"\" asks for the base")]
+    BlankModel,
     #[error("'{field}' is not supported by the gateway: enrol the merge as an adapter of its own")]
     Unsupported { field: &'static str },
 }
@@ -58,7 +58,7 @@ impl BodyError {
     pub fn field(&self) -> Option<&'static str> {
         match self {
             BodyError::NotJson(_) => None,
-            BodyError::NoModel | BodyError::EmptyModel => Some("model"),
+            BodyError::NoModel | BodyError::BlankModel => Some("model"),
             BodyError::Twice { field } | BodyError::WrongType { field, .. } | BodyError::Unsupported { field } => {
                 Some(field)
             }
@@ -169,9 +169,8 @@ pub fn inspect(body: &[u8]) -> Result<Inspected, BodyError> {
     }
     let model_raw = fields.model.ok_or(BodyError::NoModel)?;
     let model = typed::<String>(model_raw, "model", "a string")?;
-    // A client whose name of an adapter got lost must not be answered by the base.
-    if model.trim().is_empty() {
-        return Err(BodyError::EmptyModel);
+    if !model.is_empty() && model.trim().is_empty() {
+        return Err(BodyError::BlankModel);
     }
     let stream = match fields.stream {
         Some(raw) => typed::<Option<bool>>(raw, "stream", "true or false")?.unwrap_or(false),

@@ -64,7 +64,7 @@ fn what_the_client_asked_is_understood() {
         let inspected = inspect(body.as_bytes()).unwrap();
         (inspected.model, inspected.stream, inspected.include_usage)
     };
-    assert_eq!(read(r#"{"model":"a"}"#), ("a".to_owned(), false, false));
+    assert_eq!(read(r#"{"model":""}"#), (String::new(), false, false));
     assert_eq!(read(r#"{"model":"a","stream":null,"stream_options":null}"#), ("a".to_owned(), false, false));
     assert_eq!(
         read(r#"{"model":"a","stream":true,"stream_options":{"include_usage":true},"merged_adapters":null}"#),
@@ -80,9 +80,8 @@ fn what_is_wrong_is_named() {
         (b"{\"model\":\"a\"} x", "the body is not valid JSON: trailing characters at line 1 column 15"),
         (b"[1]", "the body is not valid JSON: invalid type: sequence, expected an object at line 1 column 0"),
         (b"{\"model\":\"\xff\"}", "the body is not valid JSON: invalid utf-8 sequence of 1 bytes from index 10"),
-        (b"{}", "'model' is missing: name the base or an adapter"),
-        (b"{\"model\":\"\"}", "'model' is empty: name the base or an adapter"),
-        (b"{\"model\":\" \\t\"}", "'model' is empty: name the base or an adapter"),
+        (b"{}", "'model' is missing: name the base or an adapter; \"\" asks for the base"),
+        (b"{\"model\":\" \\t\"}", "'model' is blank: name the base or an adapter; \"\" asks for the base"),
         (b"{\"model\":7}", "'model' must be a string, not 7"),
         (b"{\"model\":null}", "'model' must be a string, not null"),
         (b"{\"model\":[\"a\"]}", "'model' must be a string, not [\"a\"]"),

@@ -1,7 +1,8 @@
 //! From the `model` of a request to one version of one adapter. Pure.
 //!
 //! ```text
-//! model = base name               the base
+//! model = ""                      the base
+//!       | base name               the base
 //!       | [namespace/]name        what the name means now
 //!       | [namespace/]name@hex    the one version whose digest starts with 12 to 64 hex digits
 //! ```
@@ -93,7 +94,7 @@ pub fn resolve(view: &FleetView, permitted: &Permitted, model: &str) -> Result<T
         return Err(unknown());
     }
     let (asked_name, version) = asked(model);
-    let is_base = asked_name == view.base && version.is_none();
+    let is_base = model.is_empty() || (asked_name == view.base && version.is_none());
     let name = if is_base { view.base.as_str() } else { view.canonical(asked_name) };
     if name.is_empty() || !permitted.allows(name) {
         return Err(unknown());

@@ -97,6 +97,7 @@ fn names_lead_to_versions() {
     check(
         &Permitted::All,
         &[
+            ("", "base 'smollm2'"),
             ("smollm2", "base 'smollm2'"),
             ("demo/smollm2", "adapter 'smollm2@eeeeeeeeeeee'"),
             ("support", "adapter 'support@a1a1a1a1a1a1'"),

@@ -128,7 +128,7 @@ async fn unknown_names_are_404_before_anything_is_sent() {
     assert_eq!((status, code.as_str()), (400, "InvalidRequest"));
     let (status, code, _) = error_of(front.chat(r#"{"model":"support","model":"smollm2"}"#).await).await;
     assert_eq!((status, code.as_str()), (400, "InvalidRequest"));
-    for nothing in ["{}", r#"{"model":""}"#, r#"{"model":" "}"#, r#"{"model":null}"#] {
+    for nothing in ["{}", r#"{"model":" "}"#, r#"{"model":null}"#] {
         let response = front.chat(nothing).await;
         assert_eq!(response.status(), 400, "{nothing}");
         let body: serde_json::Value = serde_json::from_str(&response.text().await.unwrap()).unwrap();

@@ -162,11 +162,12 @@ impl Ask {
     }
 }
 
-/// A name that came out empty is somebody's mistake: no model answers for another one.
+/// Empty is the base, as everywhere else where no adapter is named; a field that is missing or blank is somebody's mistake.
 fn model(fields: &mut Fields) -> Result<String, Refusal> {
     let name = fields.take::<String>("model")?;
-    name.filter(|name| !name.trim().is_empty()).ok_or_else(|| {
-        let message = "'model' is missing or empty: it is the base's name, an adapter's, or 'adapter@digest'";
+    name.filter(|name| name.is_empty() || !name.trim().is_empty()).ok_or_else(|| {
+        let message =
+            "'model' is missing: it is the base's name, an adapter's, or 'adapter@digest'; \"\" asks for the base";
         Refusal::invalid("model", message)
     })
 }

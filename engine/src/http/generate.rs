@@ -62,7 +62,10 @@ async fn parse(app: Arc<App>, kind: Kind, received: Received) -> Result<Ask, Ref
             max_choices: limits.max_choices,
             text_bytes_max: app.base.text_bytes_max,
         };
-        let resolve = |model: &str| app.fleet.resolve(model).map(|_| model.to_owned());
+        let resolve = |model: &str| {
+            app.fleet.resolve(model)?;
+            Ok(if model.is_empty() { app.base.name.clone() } else { model.to_owned() })
+        };
         Ask::parse(kind, &received.bytes, &app.text, bounds, unix_s(), resolve)
     });
     parsed.await.unwrap_or_else(|error| Err(Refusal::new(500, "Internal", error.to_string())))

@@ -246,3 +246,76 @@ fn every_answer_is_of_what_its_name_meant_and_nothing_outlives_its_names() {
     println!("{asked} asked, {done} answered, {replaced} contents replaced under a name, {pieces} came in pieces");
     assert!(done > 3_000 && replaced > 500 && pieces > 300, "the simulation tests nothing");
 }
+
+#[test]
+fn what_failed_for_an_old_enrolment_is_not_held_against_the_new_one() {
+    let mut world = World::new(4, limits(), 64);
+    let broken = digest(BROKEN);
+    let refused = |world: &World| world.stepper.state.residency.refusal(&broken, world.now);
+    let wanted = |source: &str, claim: Option<Digest>| Enrolment {
+        name: "broken".to_owned(),
+        digest: broken,
+        sources: vec![source.to_owned()],
+        pinned: false,
+        floor: Floor::None,
+        base_digest: claim,
+    };
+    let other = || wanted("test://other", Some(digest(0)));
+    // Refused for a while, unless somebody changes something: another source, another claim, or away and back again.
+    let changes: [&dyn Fn(&mut World); 3] =
+        [&|world| world.enrol_from(wanted("test://other", None)), &|world| world.enrol_from(other()), &|world| {
+            world.retire(broken);
+            world.enrol_from(other());
+        }];
+    for change in changes {
+        world.submit(KvOwner::Adapter(broken), vec![1], 1, 1);
+        world.step();
+        let fetched = world.pending.lock().unwrap().pop().unwrap();
+        world
+            .stepper
+            .take(Command::Fetched(fetched, Err(Refusal::new(422, "Malformed", "broken")), Duration::ZERO), world.now);
+        world.step();
+        assert!(world.clients.is_empty() && refused(&world).is_some());
+        change(&mut world);
+        assert_eq!(refused(&world), None);
+    }
+    // The source changes while the fetch is under way: its end is nobody's, and the one who waits waits on.
+    world.submit(KvOwner::Adapter(broken), vec![1], 1, 1);
+    world.step();
+    let old = world.pending.lock().unwrap().pop().unwrap();
+    world.enrol_from(wanted("test://new", None));
+    world.stepper.take(Command::Fetched(old, Err(Refusal::new(422, "Malformed", "broken")), Duration::ZERO), world.now);
+    assert_eq!((world.clients.len(), refused(&world)), (1, None));
+    world.step();
+    let new = world.pending.lock().unwrap().pop().unwrap();
+    assert_eq!(new, wanted("test://new", None));
+    world.stepper.take(Command::Fetched(new, Ok(loaded(broken)), Duration::ZERO), world.now);
+    world.settle();
+}
+
+#[test]
+fn what_the_source_held_is_looked_at_again_and_what_may_not_be_read_is_not() {
+    let mut world = World::new(5, limits(), 64);
+    let broken = digest(BROKEN);
+    let mut refuse = |status: u16, code: &'static str, pause: Duration| {
+        world.now += pause;
+        world.submit(KvOwner::Adapter(broken), vec![1], 1, 1);
+        world.step();
+        let fetched = world.pending.lock().unwrap().pop();
+        let asked = fetched.is_some();
+        if let Some(wanted) = fetched {
+            world
+                .stepper
+                .take(Command::Fetched(wanted, Err(Refusal::new(status, code, "not yet")), Duration::ZERO), world.now);
+        }
+        world.step();
+        assert!(world.clients.is_empty(), "it is answered either way");
+        asked
+    };
+    assert!(refuse(422, "DigestMismatch", Duration::ZERO));
+    assert!(!refuse(422, "DigestMismatch", Duration::from_millis(500)));
+    assert!(refuse(422, "Malformed", Duration::from_millis(600)));
+    assert!(refuse(404, "NotFound", Duration::from_secs(61)));
+    assert!(refuse(403, "SourceForbidden", Duration::from_secs(61)));
+    assert!(!refuse(403, "SourceForbidden", Duration::from_secs(61)));
+}

@@ -198,15 +198,6 @@ async fn what_is_not_served_is_refused_by_name_and_what_changes_nothing_is_taken
     {
         assert_error(server.post("/v1/completions", &completion(prompt)).await, 400, "InvalidRequest");
     }
-    // No name is not the base's name.
-    for model in [json!(""), json!(" "), json!("\t\n"), Value::Null, json!(3), json!(["base"])] {
-        let messages = json!([{ "role": "user", "content": "x" }]);
-        let reply = server.post("/v1/chat/completions", &json!({ "model": model, "messages": messages })).await;
-        assert_eq!(reply.1["error"]["param"], "model", "{}", reply.1);
-        assert_error(reply, 400, "InvalidRequest");
-    }
-    let unnamed = server.post("/v1/completions", &json!({ "prompt": "x" })).await;
-    assert_error(unnamed, 400, "InvalidRequest");
     // What is sent whole is held whole.
     let large = |stream: bool| json!({ "model": "base", "messages": [{ "role": "user", "content": "x" }], "max_tokens": 400, "n": 64, "logprobs": true, "top_logprobs": 20, "stream": stream });
     assert_error(server.post("/v1/chat/completions", &large(false)).await, 400, "InvalidRequest");
@@ -218,6 +209,22 @@ async fn what_is_not_served_is_refused_by_name_and_what_changes_nothing_is_taken
     assert_eq!(large.status(), 413);
     let broken = server.client.post(server.url.clone() + "/v1/completions").body("{").send().await.unwrap();
     assert_eq!(broken.status(), 400);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_names_its_model() {
+    let server = Server::start("base", &[]).await;
+    let empty = server.post("/v1/completions", &json!({ "model": "", "prompt": [1, 2], "max_tokens": 2 })).await;
+    assert_eq!((empty.0, &empty.1["model"]), (200, &json!("base")));
+    // A lost name is not the base's.
+    for model in [json!(" "), json!("\t\n"), Value::Null, json!(3), json!(["base"])] {
+        let messages = json!([{ "role": "user", "content": "x" }]);
+        let reply = server.post("/v1/chat/completions", &json!({ "model": model, "messages": messages })).await;
+        assert_eq!(reply.1["error"]["param"], "model", "{}", reply.1);
+        assert_error(reply, 400, "InvalidRequest");
+    }
+    let unnamed = server.post("/v1/completions", &json!({ "prompt": "x" })).await;
+    assert_error(unnamed, 400, "InvalidRequest");
 }
 
 #[tokio::test(flavor = "multi_thread")]
