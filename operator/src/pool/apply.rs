@@ -41,13 +41,20 @@ pub async fn apply(pool: &ServingPool, seen: &Seen, plan: &Plan, context: &Conte
         // A new field of Objects that is not applied here does not compile.
         let Objects { config, engine_service, engine, gateway_account, gateway_binding, gateway_service, gateway } =
             objects.as_ref();
-        writes.push(apply_one(config, children, plan, context).await);
+        let config = apply_one(config, children, plan, context).await;
+        let account = apply_one(gateway_account, children, plan, context).await;
+        // Pods are made of what is the pool's alone: none runs with a configuration or with rights that are somebody else's.
+        let (has_config, has_account) = (config.is_ok(), account.is_ok());
+        writes.extend([config, account]);
+        if has_config {
+            writes.push(apply_one(engine, children, plan, context).await);
+        }
+        if has_account {
+            writes.push(apply_one(gateway_binding, children, plan, context).await);
+            writes.push(apply_one(gateway, children, plan, context).await);
+        }
         writes.push(apply_one(engine_service, children, plan, context).await);
-        writes.push(apply_one(engine, children, plan, context).await);
-        writes.push(apply_one(gateway_account, children, plan, context).await);
-        writes.push(apply_one(gateway_binding, children, plan, context).await);
         writes.push(apply_one(gateway_service, children, plan, context).await);
-        writes.push(apply_one(gateway, children, plan, context).await);
     }
     let (mut written, mut failed) = (BTreeMap::new(), Vec::from_iter(keys_made.err()));
     for write in writes {
