@@ -17,6 +17,8 @@ const DURATION_S: i32 = 10;
 const RENEW_EVERY: Duration = Duration::from_secs(3);
 const GIVE_UP_AFTER: Duration = Duration::from_secs(7);
 const RETRY_EVERY: Duration = Duration::from_secs(1);
+/// The longest wait for a holder that does not renew, whatever its lease says.
+const WAIT_MAX_S: i32 = 60;
 
 /// One candidate and the Lease.
 pub struct Election {
@@ -96,7 +98,8 @@ impl Election {
 }
 
 impl Candidate {
-    /// Whether it may make the Lease its own: nobody's, its own already, or not renewed for as long as its holder said.
+    /// Whether it may make the Lease its own: nobody's, its own already, or not renewed for as long as its holder said, or for as
+    /// long as anybody is waited for.
     fn may_take(&mut self, spec: Option<&LeaseSpec>, now: Instant) -> bool {
         let holder = spec.and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default();
         if holder.is_empty() || holder == self.identity {
@@ -107,9 +110,15 @@ impl Candidate {
         match &self.seen {
             Some((known, since)) if *known == state => {
                 let seconds = spec.and_then(|spec| spec.lease_duration_seconds).unwrap_or(DURATION_S);
-                now.saturating_duration_since(*since) > Duration::from_secs(u64::try_from(seconds).unwrap_or_default())
+                // Neither shorter than any operator needs, nor for ever: the lease may be left by something else.
+                let seconds = u64::try_from(seconds.clamp(DURATION_S, WAIT_MAX_S)).unwrap_or_default();
+                now.saturating_duration_since(*since) > Duration::from_secs(seconds)
             }
-            _ => {
+            known => {
+                let same = known.as_ref().is_some_and(|(known, _)| known.starts_with(&format!("{holder} ")));
+                if !same {
+                    tracing::info!(holder, "the lease is held by another; waiting");
+                }
                 self.seen = Some((state, now));
                 false
             }
@@ -163,7 +172,20 @@ mod tests {
     /// hour behind, which must not count.
     #[test]
     fn a_lease_is_taken_when_it_was_not_renewed_for_as_long_as_it_says() {
-        let cases: [(&str, &[Look]); 7] = [
+        let saying = |seconds| LeaseSpec { lease_duration_seconds: Some(seconds), ..held("other", 0) };
+        let cases: [(&str, &[Look]); 9] = [
+            (
+                "said to be held for days",
+                &[
+                    (0, Some(saying(1_000_000)), false),
+                    (60, Some(saying(1_000_000)), false),
+                    (61, Some(saying(1_000_000)), true),
+                ],
+            ),
+            (
+                "said to be held for less than no time",
+                &[(0, Some(saying(-1)), false), (10, Some(saying(-1)), false), (11, Some(saying(-1)), true)],
+            ),
             ("none yet", &[(0, None, true)]),
             ("released", &[(0, Some(held("", 0)), true)]),
             ("its own", &[(0, Some(held("me", 0)), true), (99, Some(held("me", 0)), true)]),
