@@ -29,6 +29,21 @@ pub enum ConditionType {
     Stalled,
 }
 
+impl ConditionType {
+    /// All that the operator states, of any kind.
+    pub const ALL: [Self; 9] = [
+        Self::SourceAllowed,
+        Self::Resolved,
+        Self::Verified,
+        Self::Placed,
+        Self::RolledOut,
+        Self::Available,
+        Self::Ready,
+        Self::Reconciling,
+        Self::Stalled,
+    ];
+}
+
 impl fmt::Display for ConditionType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self, f)

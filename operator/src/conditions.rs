@@ -4,6 +4,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time
 use k8s_openapi::jiff::Timestamp;
 use lorafleet_crds::condition::{Cause, ConditionStatus, ConditionType, find};
 
+use crate::owned::is_own;
+
 /// Longest message of a condition, in characters, as the schema has it.
 const MESSAGE_CHARACTERS_MAX: usize = 1024;
 
@@ -73,7 +75,8 @@ pub fn deleting(
     let not = |type_, message: &str| Stated::new(type_, ConditionStatus::False, Cause::Deleting, message);
     let stated =
         [said(Placed), said(RolledOut), said(Available), not(Ready, &message), not(Reconciling, ""), not(Stalled, "")];
-    let mut new = old.to_vec();
+    // What others say is theirs to say.
+    let mut new: Vec<Condition> = old.iter().filter(|old| is_own(&old.type_)).cloned().collect();
     for condition in conditions(old, &stated, meta.generation, now) {
         match new.iter_mut().find(|old| old.type_ == condition.type_) {
             Some(old) => *old = condition,

@@ -7,6 +7,7 @@ use std::time::Instant;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
+use kube::core::object::HasStatus;
 use kube::core::{NamespaceResourceScope, Status};
 use kube::runtime::events::{Event, EventType, Recorder};
 use kube::{Api, Client, Resource, ResourceExt};
@@ -20,6 +21,7 @@ use serde_json::Value;
 use crate::conditions::{conditions, transitions};
 use crate::job::Jobs;
 use crate::metrics::Metrics;
+use crate::owned::difference;
 use crate::recheck::Rechecks;
 use crate::settings::{Limits, Settings};
 use crate::source::OpenDoors;
@@ -77,16 +79,17 @@ impl ApiError {
 impl Context {
     /// Writes a status with server-side apply, as the one owner of what it holds. Where the API server refuses it, a status
     /// that says so is written instead, whose conditions follow on the `old` ones. Returns whether it was written as it is.
-    pub async fn write_status<K, S>(
+    pub async fn write_status<K>(
         &self,
         object: &K,
         manager: &str,
         old: &[Condition],
-        status: &S,
+        status: &K::Status,
     ) -> Result<bool, ApiError>
     where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + std::fmt::Debug,
-        S: Serialize,
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + HasStatus,
+        K: Clone + DeserializeOwned + std::fmt::Debug,
+        K::Status: Serialize,
     {
         let status = serde_json::to_value(status)
             .map_err(|error| ApiError::of("writing a status as JSON")(kube::Error::SerdeError(error)))?;
@@ -100,8 +103,12 @@ impl Context {
             ApiError::of(format!("writing the status of {kind} {namespace}/{name}"))
         };
         match self.patch_status(object, manager, &status).await {
-            Ok(()) => {
-                self.refusals.forget(&uid);
+            Ok(written) => {
+                if self.take_away(&written, manager, &status).await.map_err(doing())? {
+                    self.refusals.forget(&uid);
+                } else {
+                    self.refusals.note(&uid, &status, Instant::now());
+                }
                 Ok(true)
             }
             Err(kube::Error::Api(answer)) if is_refusal(&answer) => {
@@ -111,6 +118,42 @@ impl Context {
                 Ok(false)
             }
             Err(error) => Err(doing()(error)),
+        }
+    }
+
+    /// Takes away what somebody else has put among the operator's fields, which an apply leaves there. Returns whether the
+    /// status is now as it shall be, or will be looked at again at once.
+    async fn take_away<K>(&self, written: &K, manager: &str, wanted: &Value) -> kube::Result<bool>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + HasStatus,
+        K: Clone + DeserializeOwned + std::fmt::Debug,
+        K::Status: Serialize,
+    {
+        let surplus = |object: &K| -> kube::Result<Option<Value>> {
+            let standing = serde_json::to_value(object.status()).map_err(kube::Error::SerdeError)?;
+            Ok(difference(&standing, wanted))
+        };
+        let Some(patch) = surplus(written)? else { return Ok(true) };
+        let (kind, name) = (K::kind(&()), written.name_any());
+        let fields: Vec<&String> = patch.as_object().into_iter().flat_map(|patch| patch.keys()).collect();
+        tracing::warn!(%kind, name, ?fields, "taking away what somebody else has written into a status");
+        // Lists are written as a whole: only over what was seen.
+        let patch = serde_json::json!({
+            "metadata": { "resourceVersion": written.resource_version() },
+            "status": patch,
+        });
+        self.metrics.writes.with_label_values(&[&format!("{kind}Status")]).inc();
+        let api = Api::<K>::namespaced(self.client.clone(), &written.namespace().unwrap_or_default());
+        let params = PatchParams { field_manager: Some(manager.to_owned()), ..PatchParams::default() };
+        match api.patch_status(&name, &params, &Patch::Merge(&patch)).await {
+            Ok(left) => Ok(surplus(&left)?.is_none()),
+            // Somebody has written meanwhile, and that is an event.
+            Err(kube::Error::Api(answer)) if answer.code == 409 => Ok(true),
+            Err(kube::Error::Api(answer)) if is_refusal(&answer) => {
+                tracing::warn!(%kind, name, answer = %answer.message, "the API server refused to take it away");
+                Ok(false)
+            }
+            Err(error) => Err(error),
         }
     }
 
@@ -129,7 +172,7 @@ impl Context {
         let said = conditions(old, &refused(answer), object.meta().generation, Timestamp::now());
         let mut written = Ok(());
         for less in reductions(status, answer, &said) {
-            written = self.patch_status(object, manager, &less).await;
+            written = self.patch_status(object, manager, &less).await.map(drop);
             if !matches!(&written, Err(kube::Error::Api(again)) if is_refusal(again)) {
                 break;
             }
@@ -138,7 +181,7 @@ impl Context {
         written
     }
 
-    async fn patch_status<K>(&self, object: &K, manager: &str, status: &Value) -> kube::Result<()>
+    async fn patch_status<K>(&self, object: &K, manager: &str, status: &Value) -> kube::Result<K>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + std::fmt::Debug,
     {
@@ -153,7 +196,7 @@ impl Context {
         });
         self.metrics.writes.with_label_values(&[&format!("{}Status", K::kind(&()))]).inc();
         let api = Api::<K>::namespaced(self.client.clone(), namespace);
-        api.patch_status(name, &PatchParams::apply(manager).force(), &Patch::Apply(&patch)).await.map(drop)
+        api.patch_status(name, &PatchParams::apply(manager).force(), &Patch::Apply(&patch)).await
     }
 
     /// An Event for each condition that changed. One that cannot be written is logged and lost: Events are for people.

@@ -22,6 +22,7 @@ use lorafleet_crds::{LoraAdapter, LoraAdapterStatus};
 
 use crate::conditions::{conditions, deleting};
 use crate::context::{ApiError, Context};
+use crate::owned::says;
 use crate::status::REFUSED_FOR;
 
 pub use gate::{Gate, Order, gate};
@@ -68,14 +69,14 @@ async fn pass(adapter: &Arc<LoraAdapter>, context: &Arc<Context>) -> Result<Acti
     Ok(plan.again_in_ms.map_or_else(Action::await_change, |wait_ms| Action::requeue(Duration::from_millis(wait_ms))))
 }
 
-/// Writes the status if it is another; returns whether the API server took it.
+/// Writes the status if it is another, but for what others say; returns whether the API server took it.
 async fn write(
     adapter: &LoraAdapter,
     old: &[Condition],
     status: &LoraAdapterStatus,
     context: &Context,
 ) -> Result<bool, ApiError> {
-    if adapter.status.as_ref() == Some(status) {
+    if says(adapter.status.as_ref(), status) {
         return Ok(true);
     }
     let taken = context.write_status(adapter, MANAGER, old, status).await?;

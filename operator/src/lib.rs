@@ -17,6 +17,7 @@ pub mod hash;
 pub mod http;
 pub mod job;
 pub mod metrics;
+mod owned;
 pub mod rbac;
 pub mod recheck;
 pub mod run;

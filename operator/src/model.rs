@@ -17,6 +17,7 @@ use lorafleet_crds::{BaseModel, BaseModelStatus};
 
 use crate::conditions::{conditions, deleting};
 use crate::context::{ApiError, Context};
+use crate::owned::says;
 use crate::status::REFUSED_FOR;
 
 pub use plan::{Facts, Observed, Order, Outcome, Plan, plan};
@@ -57,14 +58,14 @@ async fn pass(base: &Arc<BaseModel>, context: &Arc<Context>) -> Result<Action, A
     Ok(plan.again_in_ms.map_or_else(Action::await_change, |wait_ms| Action::requeue(Duration::from_millis(wait_ms))))
 }
 
-/// Writes the status if it is another; returns whether the API server took it.
+/// Writes the status if it is another, but for what others say; returns whether the API server took it.
 async fn write(
     base: &BaseModel,
     old: &[Condition],
     status: &BaseModelStatus,
     context: &Context,
 ) -> Result<bool, ApiError> {
-    if base.status.as_ref() == Some(status) {
+    if says(base.status.as_ref(), status) {
         return Ok(true);
     }
     let taken = context.write_status(base, MANAGER, old, status).await?;

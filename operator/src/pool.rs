@@ -25,6 +25,7 @@ use lorafleet_crds::{ServingPool, ServingPoolStatus};
 
 use crate::conditions::deleting;
 use crate::context::{ApiError, Context};
+use crate::owned::says;
 
 pub use apply::{Applied, AppliedMemory};
 pub use engine::{EngineError, Engines};
@@ -70,14 +71,14 @@ async fn pass(pool: &ServingPool, context: &Context) -> Result<Action, ApiError>
     }))
 }
 
-/// Writes the status if it is another.
+/// Writes the status if it is another, but for what others say.
 async fn write(
     pool: &ServingPool,
     old: &[Condition],
     status: &ServingPoolStatus,
     context: &Context,
 ) -> Result<(), ApiError> {
-    if pool.status.as_ref() != Some(status) && context.write_status(pool, MANAGER, old, status).await? {
+    if !says(pool.status.as_ref(), status) && context.write_status(pool, MANAGER, old, status).await? {
         context.tell(pool, old, &status.conditions).await;
     }
     Ok(())

@@ -113,7 +113,12 @@ fn retiring(
         let until = Timestamp::from_second(observed.now_s.saturating_add(RETIRING_S)).ok()?;
         return Some(RetiringRevision { digest, uri, base_digest, until: Time(until) });
     }
-    status.retiring.clone().filter(|old| served && old.until.0.as_second() > observed.now_s)
+    // One that shall stay for longer than that is not the operator's, however much clocks differ.
+    let in_time = |old: &RetiringRevision| {
+        let left_s = old.until.0.as_second().saturating_sub(observed.now_s);
+        (1..=RETIRING_S.saturating_mul(4)).contains(&left_s)
+    };
+    status.retiring.clone().filter(|old| served && in_time(old))
 }
 
 /// What the pools saw; of a pool that has not looked yet, what it saw before.

@@ -121,7 +121,7 @@ fn read(path: &Path) -> Value {
 }
 
 /// Objects are merged, everything else replaces; null takes away.
-fn merge(into: &mut Value, from: Value) {
+pub(super) fn merge(into: &mut Value, from: Value) {
     match (into, from) {
         (Value::Object(into), Value::Object(from)) => {
             for (key, value) in from {

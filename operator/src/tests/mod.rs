@@ -1,5 +1,6 @@
 //! Tests of the plans: golden transcripts, and a simulated cluster that is killed at every step.
 
+mod api;
 mod golden;
 mod invariants;
 mod simulation;

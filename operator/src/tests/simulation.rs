@@ -6,7 +6,7 @@ use lorafleet_crds::LoraAdapter;
 use lorafleet_crds::condition::{ConditionType, find, is_true};
 use proptest::prelude::*;
 
-use super::world::{Content, Event, World, event};
+use super::world::{Content, Event, World, add, event, foreign};
 use crate::pool;
 
 impl World {
@@ -228,4 +228,31 @@ fn a_pod_with_less_room_takes_nothing_away_and_is_let_in_once_it_fits() {
     world.check_settled();
     assert!(world.ready(1));
     assert!(is_true(&world.pool.status.as_ref().unwrap().conditions, ConditionType::Available));
+}
+
+#[test]
+fn what_others_write_into_a_status_is_left_alone_or_taken_away_once() {
+    for (field, writes) in [("conditions", 0), ("pools", 2), ("candidateRevision", 2), ("retiring", 2)] {
+        let mut world = World::new();
+        world.settle();
+        world.check_settled();
+        let good = world.adapters["a0"].status.clone().unwrap();
+        let before = world.writes;
+        add(world.adapters.get_mut("a0").unwrap().status.as_mut().unwrap(), &foreign(field));
+        (0..5).for_each(|_| world.intake("a0", false));
+        assert_eq!(world.writes - before, writes, "{field}");
+        let mut left = world.adapters["a0"].status.clone().unwrap();
+        let theirs = left.conditions.iter().filter(|condition| condition.type_ == "BackedUp").count();
+        assert_eq!(theirs, usize::from(field == "conditions"));
+        left.conditions.retain(|condition| condition.type_ != "BackedUp");
+        assert_eq!(left, good, "{field}");
+        world.settle();
+        world.check_settled();
+    }
+    let mut world = World::new();
+    world.settle();
+    let before = world.writes;
+    add(world.pool.status.as_mut().unwrap(), &foreign("conditions"));
+    (0..5).for_each(|_| world.pool_pass(None));
+    assert_eq!(world.writes, before);
 }

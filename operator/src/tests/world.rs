@@ -9,8 +9,9 @@ use lorafleet_artifact::{Digest, Traits};
 use lorafleet_crds::wire::{AdapterReport, AdapterState, BaseReport, Budgets, Load, Placement, Report, Role, Tier};
 use lorafleet_crds::{BaseModel, LoraAdapter, NameClaim, PoolPlacement, ServingPool, SourceFile};
 use proptest::prelude::*;
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::api;
 use crate::build::Defaults;
 use crate::conditions::conditions;
 use crate::intake::{self, Facts, Outcome, PoolSeen};
@@ -94,6 +95,8 @@ pub(super) struct World {
     pub(super) looks: HashMap<String, (Option<String>, JobState<Look>)>,
     /// Which content was ever verified for which base, by name of the adapter.
     pub(super) verified: HashSet<(String, Digest, Digest)>,
+    /// What the operator has applied to each status, by uid.
+    pub(super) owned: HashMap<String, Value>,
     /// Writes of any kind.
     pub(super) writes: u32,
     /// Reads of whole sources that were asked for.
@@ -122,6 +125,8 @@ pub(super) enum Event {
     RequireBaseDigest(bool),
     /// The base is resolved anew, and is another one.
     BaseMoves,
+    /// Somebody else writes into a status: a condition of his own, or a pool that is none.
+    Others(u8, bool),
 }
 
 pub(super) fn event() -> impl Strategy<Value = Event> {
@@ -143,7 +148,38 @@ pub(super) fn event() -> impl Strategy<Value = Event> {
         1 => (2..12_u8).prop_map(Event::MaxRank),
         1 => any::<bool>().prop_map(Event::RequireBaseDigest),
         1 => Just(Event::BaseMoves),
+        1 => (any::<u8>(), any::<bool>()).prop_map(|(adapter, condition)| Event::Others(adapter, condition)),
     ]
+}
+
+/// What a second writer adds to a status.
+pub(super) fn foreign(field: &str) -> Value {
+    let condition = json!({
+        "type": "BackedUp", "status": "True", "reason": "Nightly", "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    });
+    let digest = Content::Good(0xee).digest();
+    let all = json!({
+        "conditions": [condition],
+        "pools": [{ "name": "ghost", "reason": "Succeeded", "message": "", "held": [digest] }],
+        "candidateRevision": digest,
+        "retiring": { "digest": digest, "uri": "s3://adapters/other", "until": "2099-01-01T00:00:00Z" },
+    });
+    json!({ field: all[field] })
+}
+
+/// Adds it: entries to lists, and fields.
+pub(super) fn add<S: serde::Serialize + serde::de::DeserializeOwned>(status: &mut S, foreign: &Value) {
+    let mut value = serde_json::to_value(&*status).unwrap();
+    for (field, added) in foreign.as_object().unwrap() {
+        match (&mut value[field.as_str()], added) {
+            (Value::Array(list), Value::Array(added)) => {
+                list.extend(added.iter().filter(|added| !list.contains(added)).cloned().collect::<Vec<_>>());
+            }
+            (field, added) => *field = added.clone(),
+        }
+    }
+    *status = from(value);
 }
 
 fn from<T: serde::de::DeserializeOwned>(value: serde_json::Value) -> T {
@@ -196,6 +232,7 @@ impl World {
             jobs: HashMap::new(),
             looks: HashMap::new(),
             verified: HashSet::new(),
+            owned: HashMap::new(),
             writes: 0,
             reads_planned: 0,
         };
@@ -240,6 +277,11 @@ impl World {
             Event::BaseMoves => {
                 let other = BASES.into_iter().find(|base| *base != self.base_digest()).unwrap();
                 self.base.status.as_mut().unwrap().digest = Some(other);
+            }
+            Event::Others(index, condition) => {
+                let status = self.pick(*index).and_then(|name| self.adapters.get_mut(&name)?.status.as_mut());
+                let said = if *condition { foreign("conditions") } else { foreign("pools") };
+                status.into_iter().for_each(|status| add(status, &said));
             }
             Event::EngineDown(index) => {
                 let count = self.pods.len();
@@ -336,10 +378,10 @@ impl World {
         let old = adapter.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
         status.observed_generation = Some(1);
         status.conditions = conditions(&old, &plan.stated, Some(1), Timestamp::from_second(self.now_s).unwrap());
-        if adapter.status.as_ref() != Some(&status) {
-            self.writes += 1;
-            self.adapters.get_mut(name).unwrap().status = Some(status);
-        }
+        let owned = self.owned.entry(adapter.uid().unwrap()).or_default();
+        let (left, writes) = api::write(adapter.status.as_ref(), owned, &status);
+        self.adapters.get_mut(name).unwrap().status = left;
+        self.writes += writes;
     }
 
     /// The look at one source ends as its content says.
@@ -536,9 +578,9 @@ impl World {
         self.sightings = Some(plan.adapters.iter().map(|step| (step.uid.clone(), step.seen.clone())).collect());
         let now = Timestamp::from_second(self.now_s).unwrap();
         let (status, _) = pool::status(&observed, &plan, &pool::Applied::default(), now);
-        if self.pool.status.as_ref() != Some(&status) {
-            self.writes += 1;
-            self.pool.status = Some(status);
-        }
+        let owned = self.owned.entry(self.pool.uid().unwrap()).or_default();
+        let (left, writes) = api::write(self.pool.status.as_ref(), owned, &status);
+        self.pool.status = left;
+        self.writes += writes;
     }
 }
