@@ -32,14 +32,18 @@ impl Keys {
         Ok(Self { admin: random_key()?, api: random_key()? })
     }
 
-    /// What the Secret holds; `None` if an entry is missing, empty or no text.
-    pub fn read(secret: &Secret) -> Option<Self> {
-        let entry = |name: &str| {
+    /// What the Secret holds.
+    ///
+    /// # Errors
+    /// The name of the first entry that is missing, empty or no text.
+    pub fn read(secret: &Secret) -> Result<Self, &'static str> {
+        let text = |name: &str| {
             let bytes = &secret.data.as_ref()?.get(name)?.0;
             let text = std::str::from_utf8(bytes).ok()?.trim();
             (!text.is_empty()).then(|| text.to_owned())
         };
-        Some(Self { admin: entry(names::ADMIN_KEY_ENTRY)?, api: entry(names::API_KEY_ENTRY)? })
+        let entry = |name: &'static str| text(name).ok_or(name);
+        Ok(Self { admin: entry(names::ADMIN_KEY_ENTRY)?, api: entry(names::API_KEY_ENTRY)? })
     }
 }
 

@@ -186,7 +186,7 @@ fn state(
 ) -> Vec<Stated> {
     use ConditionStatus::{False, True};
     use ConditionType::{Available, Placed, Ready, Reconciling, RolledOut, Stalled};
-    let placed = placed(observed, obstacle.is_some(), pools);
+    let placed = placed(observed, obstacle.is_some(), desired, pools);
     let rolled_out = rolled_out(&placed, desired, current, pools);
     let available = available(current, against, pools);
     let (mut ready, stalled) = ready(obstacle, &placed, &rolled_out, desired, pools);
@@ -215,7 +215,7 @@ fn state(
 }
 
 /// Pods were told to hold the spec's revision, and have room for it.
-fn placed(observed: &Observed, obstructed: bool, pools: &[PoolPlacement]) -> Stated {
+fn placed(observed: &Observed, obstructed: bool, desired: Option<Digest>, pools: &[PoolPlacement]) -> Stated {
     use ConditionStatus::{False, True, Unknown};
     let said = |status, reason: &str, message: &str| Stated::new(ConditionType::Placed, status, reason, message);
     if obstructed {
@@ -228,6 +228,13 @@ fn placed(observed: &Observed, obstructed: bool, pools: &[PoolPlacement]) -> Sta
     }
     let is = |pool: &&PoolPlacement, cause: Cause| pool.reason == cause.to_string();
     if let Some(pool) = pools.iter().find(|pool| is(pool, Cause::CapacityExceeded)) {
+        return said(False, &pool.reason, &in_pool(pool));
+    }
+    let untold = |pool: &&PoolPlacement| {
+        let told = pool.placements.iter().any(|placement| Some(placement.digest) == desired);
+        is(pool, Cause::CredentialsMissing) && !told
+    };
+    if let Some(pool) = pools.iter().find(untold) {
         return said(False, &pool.reason, &in_pool(pool));
     }
     match pools.iter().find(|pool| is(pool, Cause::Waiting)) {

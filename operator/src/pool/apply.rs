@@ -84,7 +84,7 @@ async fn make_keys(pool: &ServingPool, context: &Context) -> Result<(), ApiError
     }
     let name = secret.name_any();
     let found = secrets.get_opt(&name).await.map_err(ApiError::of(&doing))?;
-    match found.is_none_or(|found| Keys::read(&found).is_some()) {
+    match found.is_none_or(|found| Keys::read(&found).is_ok()) {
         true => Ok(()),
         false => Err(in_the_way(
             doing,

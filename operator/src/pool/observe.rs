@@ -33,6 +33,8 @@ pub async fn observe(pool: &ServingPool, context: &Context) -> Result<Seen, ApiE
     let mut adapters = stores.adapters_of(Some(&namespace), base_name);
     adapters.sort_by_key(|adapter| (adapter.creation_timestamp(), adapter.name_any()));
     let keys = keys(pool, context).await?;
+    let (keys_exist, keys_lack) = (keys.is_some(), keys.as_ref().and_then(|keys| keys.as_ref().err().cloned()));
+    let keys = keys.and_then(Result::ok);
     let pods = pods(pool, context, keys.as_ref()).await;
     let progress = |name: String| {
         let deployment = stores.deployments.get(&ObjectRef::new(&name).within(&namespace));
@@ -46,7 +48,8 @@ pub async fn observe(pool: &ServingPool, context: &Context) -> Result<Seen, ApiE
         adapters: adapters.iter().map(|adapter| adapter.as_ref().clone()).collect(),
         pods,
         children: children(context, pool),
-        keys_exist: keys.is_some(),
+        keys_exist,
+        keys_lack: keys_lack.map(str::to_owned),
         api_keys_missing: api_keys_missing(pool, context).await,
         engine: progress(names::engine(&name)),
         gateway,
@@ -55,18 +58,18 @@ pub async fn observe(pool: &ServingPool, context: &Context) -> Result<Seen, ApiE
     Ok(Seen { observed, keys })
 }
 
-/// The keys of the pool's pods. The Secret is only read again when the watch says that it changed.
-async fn keys(pool: &ServingPool, context: &Context) -> Result<Option<Keys>, ApiError> {
+/// The keys of the pool's pods, or the entry that the Secret lacks; none if there is no Secret. It is only read again when the watch says that it changed.
+async fn keys(pool: &ServingPool, context: &Context) -> Result<Option<Result<Keys, &'static str>>, ApiError> {
     let (namespace, name) = (pool.namespace().unwrap_or_default(), names::engine_keys(&pool.name_any()));
     let known = context.stores.secrets.get(&ObjectRef::new(&name).within(&namespace));
     let version = known.and_then(|secret| secret.metadata.resource_version.clone()).unwrap_or_default();
     if let Some(keys) = context.applied.keys(&namespace, &name, &version) {
-        return Ok(Some(keys));
+        return Ok(Some(Ok(keys)));
     }
     let secrets = Api::<Secret>::namespaced(context.client.clone(), &namespace);
     let secret = secrets.get_opt(&name).await.map_err(ApiError::of(format!("reading the keys {namespace}/{name}")))?;
-    let keys = secret.as_ref().and_then(Keys::read);
-    if let (Some(keys), Some(secret)) = (&keys, &secret) {
+    let keys = secret.as_ref().map(Keys::read);
+    if let (Some(Ok(keys)), Some(secret)) = (&keys, &secret) {
         context.applied.remember_keys(&namespace, &name, &secret.resource_version().unwrap_or_default(), keys.clone());
     }
     Ok(keys)

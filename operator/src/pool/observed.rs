@@ -28,6 +28,9 @@ pub struct Observed {
     /// The Secret with the keys exists.
     #[serde(default)]
     pub keys_exist: bool,
+    /// The entry that it lacks. Without it pods cannot be asked.
+    #[serde(default)]
+    pub keys_lack: Option<String>,
     /// The Secret with the clients' keys is named and does not exist.
     #[serde(default)]
     pub api_keys_missing: bool,

@@ -14,7 +14,7 @@ use kube::ResourceExt;
 use lorafleet_artifact::Digest;
 use lorafleet_crds::condition::Cause;
 use lorafleet_crds::wire::Placement;
-use lorafleet_crds::{LoraAdapter, PoolPlacement};
+use lorafleet_crds::{LoraAdapter, PoolPlacement, names};
 
 use super::observed::{Observed, PodSeen};
 use crate::build::{self, Objects};
@@ -115,7 +115,10 @@ pub fn plan(observed: &Observed) -> Plan {
         Err(error) => return blocked_plan(observed, Reasoned::new(Cause::ApplyFailed, error.to_string())),
     };
     let (verdicts, kept) = placement::verdicts(observed);
-    let pods = pod_steps(observed, &base_digest, &verdicts, &kept);
+    let pods = match keys_lacking(observed) {
+        Some(why) => waiting(observed, &why),
+        None => pod_steps(observed, &base_digest, &verdicts, &kept),
+    };
     Plan {
         blocked: None,
         make_keys: !observed.keys_exist,
@@ -152,17 +155,29 @@ fn base_digest(observed: &Observed) -> Result<Digest, Reasoned> {
 
 /// What runs goes on; nothing new is told.
 fn blocked_plan(observed: &Observed, blocked: Reasoned) -> Plan {
-    let pods =
-        observed.pods.iter().map(|pod| PodStep { pod: pod.name.clone(), action: PodAction::Wait(blocked.clone()) });
     let (verdicts, kept) = placement::verdicts(observed);
     Plan {
         make_keys: false,
         objects: None,
         steps: BTreeMap::new(),
-        pods: pods.collect(),
+        pods: waiting(observed, &blocked),
         adapters: adapter_steps(observed, verdicts, &kept),
         blocked: Some(blocked),
     }
+}
+
+fn waiting(observed: &Observed, why: &Reasoned) -> Vec<PodStep> {
+    let step = |pod: &PodSeen| PodStep { pod: pod.name.clone(), action: PodAction::Wait(why.clone()) };
+    observed.pods.iter().map(step).collect()
+}
+
+/// The Secret with the keys is there and cannot be used: pods can be neither asked nor told anything.
+pub(super) fn keys_lacking(observed: &Observed) -> Option<Reasoned> {
+    let (entry, name) = (observed.keys_lack.as_ref()?, names::engine_keys(&observed.pool.name_any()));
+    let message = format!(
+        "the Secret '{name}' has no entry '{entry}', so engine pods cannot be asked what they hold: put it back, or delete the Secret, and the operator makes a new one"
+    );
+    Some(Reasoned::new(Cause::CredentialsMissing, message))
 }
 
 fn adapter_steps(observed: &Observed, verdicts: Vec<(&LoraAdapter, Verdict)>, kept: &Kept) -> Vec<AdapterStep> {
@@ -171,7 +186,10 @@ fn adapter_steps(observed: &Observed, verdicts: Vec<(&LoraAdapter, Verdict)>, ke
     let step = |(adapter, verdict): (&LoraAdapter, Verdict)| AdapterStep {
         name: adapter.name_any(),
         uid: adapter.uid().unwrap_or_default(),
-        seen: seen::seen(&pool, &holders, adapter, &verdict),
+        seen: match keys_lacking(observed) {
+            Some(why) => seen::before(observed, adapter, why),
+            None => seen::seen(&pool, &holders, adapter, &verdict),
+        },
         verdict,
     };
     verdicts.into_iter().map(step).collect()

@@ -9,7 +9,7 @@ use lorafleet_crds::{AdapterCounts, LoraAdapterStatus, ServingPoolStatus, names}
 
 use super::apply::Applied;
 use super::observed::{DeploymentSeen, Observed, PodSeen};
-use super::plan::{AdapterStep, Plan, PodAction, Reasoned, Verdict, selector_fault};
+use super::plan::{AdapterStep, Plan, PodAction, Reasoned, Verdict, keys_lacking, selector_fault};
 use crate::build::engine_selector;
 use crate::conditions::{Stated, conditions};
 
@@ -41,12 +41,15 @@ pub fn status(observed: &Observed, plan: &Plan, applied: &Applied, now: Timestam
     (status, pace)
 }
 
-/// Pods that take traffic and serve the right base.
+/// Pods that take traffic and serve the right base, as far as they can be asked.
 fn serving<'a>(observed: &'a Observed, plan: &'a Plan) -> impl Iterator<Item = &'a PodSeen> {
     let refused = |pod: &PodSeen| {
         plan.pods.iter().any(|step| step.pod == pod.name && matches!(step.action, PodAction::Refuse(_)))
     };
-    observed.pods.iter().filter(move |pod| pod.takes_traffic() && pod.report().is_some() && !refused(pod))
+    observed.pods.iter().filter(move |pod| {
+        let answers = pod.report().is_some() || observed.keys_lack.is_some();
+        pod.takes_traffic() && answers && !refused(pod)
+    })
 }
 
 fn counts(observed: &Observed, plan: &Plan) -> AdapterCounts {
@@ -73,7 +76,7 @@ fn counts(observed: &Observed, plan: &Plan) -> AdapterCounts {
 
 fn stated(observed: &Observed, plan: &Plan, applied: &Applied) -> (Vec<Stated>, Pace) {
     use ConditionStatus::{False, True};
-    let placed = placed(plan, applied);
+    let placed = placed(plan, applied, keys_lacking(observed).as_ref());
     let available = available(observed, plan);
     let ready = ready(observed, plan, applied, available.as_ref().err());
     let said = |type_, result: &Result<String, Reasoned>| match result {
@@ -113,9 +116,12 @@ fn is_failure(cause: Cause) -> bool {
 }
 
 /// Every adapter has its place and every pod knows of it.
-fn placed(plan: &Plan, applied: &Applied) -> Result<String, Reasoned> {
+fn placed(plan: &Plan, applied: &Applied, keys: Option<&Reasoned>) -> Result<String, Reasoned> {
     if let Some(blocked) = &plan.blocked {
         return Err(blocked.clone());
+    }
+    if let Some(why) = keys {
+        return Err(why.clone());
     }
     if let Some((pod, why)) = applied.untold.first() {
         return Err(Reasoned::new(why.cause, format!("pod {pod} did not take its placement: {}", why.message)));
@@ -173,7 +179,7 @@ fn ready(
 ) -> Result<String, Reasoned> {
     // What could not be written explains the pods that are missing, and not the other way round. A pool that shall have no pods
     // is ready without any.
-    let keys = api_keys(observed).err();
+    let keys = keys_lacking(observed).or_else(|| api_keys(observed).err());
     let unavailable = unavailable.filter(|_| observed.pool.spec.replicas > 0);
     if let Some(why) = plan.blocked.as_ref().or(applied.unwritten.as_ref()).or(keys.as_ref()).or(unavailable) {
         return Err(why.clone());

@@ -526,6 +526,7 @@ impl World {
             pods: (0..self.pods.len()).map(pod).collect(),
             children: self.children.iter().map(child).collect(),
             keys_exist: self.keys,
+            keys_lack: None,
             api_keys_missing: false,
             engine: DeploymentSeen { observed: true, updated: 2, ready, ..DeploymentSeen::default() },
             gateway: DeploymentSeen { observed: true, updated: 1, ready: 1, ..DeploymentSeen::default() },

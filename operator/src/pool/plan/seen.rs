@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use kube::ResourceExt;
 use lorafleet_artifact::Digest;
 use lorafleet_crds::condition::Cause;
 use lorafleet_crds::wire::{AdapterReport, AdapterState};
@@ -72,6 +73,21 @@ pub(super) fn seen(pool: &str, holders: &Holders<'_>, adapter: &LoraAdapter, ver
         Verdict::Placed { refused: None, .. } => reason(holders, revisions, &placements),
     };
     said(pool.to_owned(), reason, held, placements)
+}
+
+/// What is known where pods cannot be asked: what its status says of those that are there still.
+pub(super) fn before(observed: &Observed, adapter: &LoraAdapter, why: Reasoned) -> PoolPlacement {
+    let name = observed.pool.name_any();
+    let mut pools = adapter.status.iter().flat_map(|status| &status.pools);
+    let known = pools.find(|pool| pool.name == name).cloned();
+    let (held, placements) = known.map(|pool| (pool.held, pool.placements)).unwrap_or_default();
+    let there = |name: &str| observed.pods.iter().find(|pod| pod.name == name && !pod.deleting);
+    let placements = placements.into_iter().filter_map(|placement| {
+        let traffic = there(&placement.pod)?.takes_traffic();
+        Some(PlacementStatus { traffic, ..placement })
+    });
+    let serves = observed.pods.iter().any(PodSeen::takes_traffic);
+    said(name, why, if serves { held } else { Vec::new() }, placements.collect())
 }
 
 fn said(name: String, why: Reasoned, held: Vec<Digest>, placements: Vec<PlacementStatus>) -> PoolPlacement {
