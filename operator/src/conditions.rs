@@ -3,11 +3,35 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
 use lorafleet_crds::condition::{Cause, ConditionStatus, ConditionType, find};
+use lorafleet_crds::{BaseModelStatus, LoraAdapterStatus, ServingPoolStatus};
 
 use crate::owned::is_own;
 
 /// Longest message of a condition, in characters, as the schema has it.
 const MESSAGE_CHARACTERS_MAX: usize = 1024;
+
+/// A status that has conditions.
+pub trait Conditioned {
+    fn conditions(&self) -> &[Condition];
+}
+
+impl Conditioned for BaseModelStatus {
+    fn conditions(&self) -> &[Condition] {
+        &self.conditions
+    }
+}
+
+impl Conditioned for LoraAdapterStatus {
+    fn conditions(&self) -> &[Condition] {
+        &self.conditions
+    }
+}
+
+impl Conditioned for ServingPoolStatus {
+    fn conditions(&self) -> &[Condition] {
+        &self.conditions
+    }
+}
 
 /// One condition as a plan states it: what, why in one word, why for people.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -18,10 +18,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::conditions::{conditions, transitions};
+use crate::conditions::{Conditioned, conditions, transitions};
 use crate::job::Jobs;
 use crate::metrics::Metrics;
-use crate::owned::difference;
+use crate::owned::{difference, says};
 use crate::recheck::Rechecks;
 use crate::settings::{Limits, Settings};
 use crate::source::OpenDoors;
@@ -77,9 +77,29 @@ impl ApiError {
 }
 
 impl Context {
+    /// Writes the status if it is another, but for what others say, and tells of conditions that changed. Returns whether the
+    /// API server took it.
+    pub async fn write_status<K>(&self, object: &K, manager: &str, status: &K::Status) -> Result<bool, ApiError>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + HasStatus,
+        K: Clone + DeserializeOwned + std::fmt::Debug,
+        K::Status: Serialize + PartialEq + Conditioned,
+    {
+        let standing = object.status();
+        if says(standing, status) {
+            return Ok(true);
+        }
+        let old = standing.map(Conditioned::conditions).unwrap_or_default();
+        let taken = self.put_status(object, manager, old, status).await?;
+        if taken {
+            self.tell(object, old, status.conditions()).await;
+        }
+        Ok(taken)
+    }
+
     /// Writes a status with server-side apply, as the one owner of what it holds. Where the API server refuses it, a status
     /// that says so is written instead, whose conditions follow on the `old` ones. Returns whether it was written as it is.
-    pub async fn write_status<K>(
+    async fn put_status<K>(
         &self,
         object: &K,
         manager: &str,
@@ -200,7 +220,7 @@ impl Context {
     }
 
     /// An Event for each condition that changed. One that cannot be written is logged and lost: Events are for people.
-    pub async fn tell<K: Resource<DynamicType = ()>>(&self, object: &K, old: &[Condition], new: &[Condition]) {
+    async fn tell<K: Resource<DynamicType = ()>>(&self, object: &K, old: &[Condition], new: &[Condition]) {
         let reference = object.object_ref(&());
         for condition in transitions(old, new).filter(|condition| worth_an_event(condition, old)) {
             let good = condition.status == "True";

@@ -13,16 +13,14 @@ mod verify;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::Timestamp;
 use kube::Resource;
 use kube::runtime::controller::Action;
+use lorafleet_crds::LoraAdapter;
 use lorafleet_crds::condition::ConditionStatus;
-use lorafleet_crds::{LoraAdapter, LoraAdapterStatus};
 
 use crate::conditions::{conditions, deleting};
 use crate::context::{ApiError, Context};
-use crate::owned::says;
 use crate::status::REFUSED_FOR;
 
 pub use gate::{Gate, Order, gate};
@@ -48,7 +46,7 @@ async fn pass(adapter: &Arc<LoraAdapter>, context: &Arc<Context>) -> Result<Acti
         // Pods drop it, and gateways do not know it any more.
         let mut status = adapter.status.clone().unwrap_or_default();
         (status.conditions, status.pools, status.served) = (conditions, Vec::new(), None);
-        write(adapter, old, &status, context).await?;
+        context.write_status(adapter.as_ref(), MANAGER, &status).await?;
         return Ok(Action::await_change());
     }
     let observed = observe::observe(adapter, context);
@@ -62,26 +60,9 @@ async fn pass(adapter: &Arc<LoraAdapter>, context: &Arc<Context>) -> Result<Acti
     if let Some(mut status) = plan.status {
         status.observed_generation = adapter.metadata.generation;
         status.conditions = conditions(old, &plan.stated, adapter.metadata.generation, Timestamp::now());
-        if !write(adapter, old, &status, context).await? {
+        if !context.write_status(adapter.as_ref(), MANAGER, &status).await? {
             return Ok(Action::requeue(REFUSED_FOR));
         }
     }
     Ok(plan.again_in_ms.map_or_else(Action::await_change, |wait_ms| Action::requeue(Duration::from_millis(wait_ms))))
-}
-
-/// Writes the status if it is another, but for what others say; returns whether the API server took it.
-async fn write(
-    adapter: &LoraAdapter,
-    old: &[Condition],
-    status: &LoraAdapterStatus,
-    context: &Context,
-) -> Result<bool, ApiError> {
-    if says(adapter.status.as_ref(), status) {
-        return Ok(true);
-    }
-    let taken = context.write_status(adapter, MANAGER, old, status).await?;
-    if taken {
-        context.tell(adapter, old, &status.conditions).await;
-    }
-    Ok(taken)
 }

@@ -8,16 +8,14 @@ mod read;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::controller::Action;
 use kube::{Resource, ResourceExt};
+use lorafleet_crds::BaseModel;
 use lorafleet_crds::condition::ConditionStatus;
-use lorafleet_crds::{BaseModel, BaseModelStatus};
 
 use crate::conditions::{conditions, deleting};
 use crate::context::{ApiError, Context};
-use crate::owned::says;
 use crate::status::REFUSED_FOR;
 
 pub use plan::{Facts, Observed, Order, Outcome, Plan, plan};
@@ -38,7 +36,7 @@ async fn pass(base: &Arc<BaseModel>, context: &Arc<Context>) -> Result<Action, A
     if let Some(conditions) = deleting(base.meta(), old, ConditionStatus::Unknown, Timestamp::now()) {
         let mut status = base.status.clone().unwrap_or_default();
         status.conditions = conditions;
-        write(base, old, &status, context).await?;
+        context.write_status(base.as_ref(), MANAGER, &status).await?;
         return Ok(Action::await_change());
     }
     let observed = observe(base, context);
@@ -52,27 +50,10 @@ async fn pass(base: &Arc<BaseModel>, context: &Arc<Context>) -> Result<Action, A
     let mut status = plan.status;
     status.observed_generation = base.metadata.generation;
     status.conditions = conditions(old, &plan.stated, base.metadata.generation, Timestamp::now());
-    if !write(base, old, &status, context).await? {
+    if !context.write_status(base.as_ref(), MANAGER, &status).await? {
         return Ok(Action::requeue(REFUSED_FOR));
     }
     Ok(plan.again_in_ms.map_or_else(Action::await_change, |wait_ms| Action::requeue(Duration::from_millis(wait_ms))))
-}
-
-/// Writes the status if it is another, but for what others say; returns whether the API server took it.
-async fn write(
-    base: &BaseModel,
-    old: &[Condition],
-    status: &BaseModelStatus,
-    context: &Context,
-) -> Result<bool, ApiError> {
-    if says(base.status.as_ref(), status) {
-        return Ok(true);
-    }
-    let taken = context.write_status(base, MANAGER, old, status).await?;
-    if taken {
-        context.tell(base, old, &status.conditions).await;
-    }
-    Ok(taken)
 }
 
 fn observe(base: &BaseModel, context: &Context) -> Observed {

@@ -15,17 +15,15 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Resource, ResourceExt};
+use lorafleet_crds::ServingPool;
 use lorafleet_crds::condition::ConditionStatus;
-use lorafleet_crds::{ServingPool, ServingPoolStatus};
 
 use crate::conditions::deleting;
 use crate::context::{ApiError, Context};
-use crate::owned::says;
 
 pub use apply::{Applied, AppliedMemory};
 pub use engine::{EngineError, Engines};
@@ -55,7 +53,7 @@ async fn pass(pool: &ServingPool, context: &Context) -> Result<Action, ApiError>
     if let Some(conditions) = deleting(pool.meta(), old, ConditionStatus::Unknown, Timestamp::now()) {
         let mut status = pool.status.clone().unwrap_or_default();
         status.conditions = conditions;
-        write(pool, old, &status, context).await?;
+        context.write_status(pool, MANAGER, &status).await?;
         return Ok(Action::await_change());
     }
     let seen = observe::observe(pool, context).await?;
@@ -63,25 +61,12 @@ async fn pass(pool: &ServingPool, context: &Context) -> Result<Action, ApiError>
     let applied = apply::apply(pool, &seen, &plan, context).await;
     show(pool, &plan, context);
     let (status, pace) = status(&seen.observed, &plan, &applied, Timestamp::now());
-    write(pool, old, &status, context).await?;
+    context.write_status(pool, MANAGER, &status).await?;
     Ok(Action::requeue(match pace {
         Pace::Busy => context.limits.pass_busy,
         Pace::Failing => context.limits.pass_failing,
         Pace::Settled => Duration::from_secs(context.settings.heartbeat_s.into()),
     }))
-}
-
-/// Writes the status if it is another, but for what others say.
-async fn write(
-    pool: &ServingPool,
-    old: &[Condition],
-    status: &ServingPoolStatus,
-    context: &Context,
-) -> Result<(), ApiError> {
-    if !says(pool.status.as_ref(), status) && context.write_status(pool, MANAGER, old, status).await? {
-        context.tell(pool, old, &status.conditions).await;
-    }
-    Ok(())
 }
 
 /// Hands what was seen of each adapter to the intake controller, which prints it.
