@@ -148,11 +148,25 @@ impl Namespace<'_> {
     /// # Errors
     /// When time is up; the message holds all conditions.
     pub fn condition(&self, kind: &str, name: &str, condition: &str, status: &str) -> Result<Value> {
-        wait::until(&format!("{kind} {name} is {condition}={status}"), PATIENCE, || {
+        let what = format!("{kind} {name} is {condition}={status}");
+        self.stated(kind, name, &what, |it| it["type"] == condition && it["status"] == status)
+    }
+
+    /// Waits until an object is not Ready for this reason; the condition.
+    ///
+    /// # Errors
+    /// When time is up; the message holds all conditions.
+    pub fn not_ready(&self, kind: &str, name: &str, reason: &str) -> Result<Value> {
+        let what = format!("{kind} {name} is Ready=False for {reason}");
+        self.stated(kind, name, &what, |it| it["type"] == "Ready" && it["status"] == "False" && it["reason"] == reason)
+    }
+
+    fn stated(&self, kind: &str, name: &str, what: &str, is_it: impl Fn(&Value) -> bool) -> Result<Value> {
+        wait::until(what, PATIENCE, || {
             let object = self.get(kind, name)?;
             let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
             let generation = &object["metadata"]["generation"];
-            let found = conditions.iter().find(|it| it["type"] == condition && it["status"] == status);
+            let found = conditions.iter().find(|it| is_it(it));
             match found.filter(|it| it["observedGeneration"].is_null() || &it["observedGeneration"] == generation) {
                 Some(found) => Ok(Some(found.clone())),
                 None => bail!("{}", serde_json::to_string_pretty(&conditions)?),

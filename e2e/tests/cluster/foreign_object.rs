@@ -1,9 +1,6 @@
 //! Somebody's own object has the name that one of a pool's would have: it is left as it is, and the pool says so.
 #![allow(clippy::unwrap_used)]
 
-use lorafleet_e2e::wait;
-use lorafleet_e2e::world::PATIENCE;
-
 #[test]
 #[ignore = "needs a cluster: cargo xtask test"]
 fn on_a_cluster_what_is_not_the_pools_is_left_alone() {
@@ -19,11 +16,7 @@ spec:
     space.apply(own).unwrap();
     space.apply(&space.demo("base").unwrap()).unwrap();
     space.apply(&space.demo("pool").unwrap()).unwrap();
-    let said = wait::until("the pool names what is in its way", PATIENCE, || {
-        let ready = space.condition("servingpool", "chat", "Ready", "False")?;
-        Ok((ready["reason"] == "ApplyFailed").then_some(ready))
-    })
-    .unwrap();
+    let said = space.not_ready("servingpool", "chat", "ApplyFailed").unwrap();
     let message = said["message"].as_str().unwrap();
     assert!(message.contains("Service/chat-gateway") && message.contains("not this pool's"), "{message}");
     let found = space.get("service", "chat-gateway").unwrap();

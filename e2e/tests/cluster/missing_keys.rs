@@ -12,11 +12,7 @@ fn on_a_cluster_missing_keys_are_named() {
     let space = world.namespace("keyless").unwrap();
     space.apply(&space.demo("base").unwrap()).unwrap();
     space.apply(&(space.demo("pool").unwrap() + "  gateway: {apiKeysSecretRef: {name: clients}}\n")).unwrap();
-    let said = wait::until("the pool names the Secret", PATIENCE, || {
-        let ready = space.condition("servingpool", "chat", "Ready", "False")?;
-        Ok((ready["reason"] == "CredentialsMissing").then_some(ready))
-    })
-    .unwrap();
+    let said = space.not_ready("servingpool", "chat", "CredentialsMissing").unwrap();
     assert!(said["message"].as_str().unwrap().contains("'clients'"), "{said}");
 
     let clients = "apiVersion: v1

@@ -25,11 +25,7 @@ fn on_a_cluster_a_refused_object_is_said_in_the_servers_words() {
     .unwrap();
     space.apply(&space.demo("base").unwrap()).unwrap();
     space.apply(&space.demo("pool").unwrap()).unwrap();
-    let said = wait::until("the pool says what was refused", PATIENCE, || {
-        let ready = space.condition("servingpool", "chat", "Ready", "False")?;
-        Ok((ready["reason"] == "ApplyFailed").then_some(ready))
-    })
-    .unwrap();
+    let said = space.not_ready("servingpool", "chat", "ApplyFailed").unwrap();
     let message = said["message"].as_str().unwrap();
     for words in ["chat-", "exceeded quota: none", "count/deployments.apps"] {
         assert!(message.contains(words), "`{words}` is not in `{message}`");
