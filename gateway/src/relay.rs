@@ -172,7 +172,7 @@ async fn next_data(body: &mut Incoming, silence: Duration, pod: &str) -> Result<
     }
 }
 
-/// A stream of events under way. Dropped early, it counts as a client that has gone.
+/// A stream of events under way. Dropped before `[DONE]`, it counts as a client that has gone.
 struct Events {
     body: Incoming,
     follower: Follower,
@@ -201,7 +201,7 @@ impl Events {
                 data = next_data(&mut self.body, self.silence, &self.pod) => data,
             };
             let bytes = match data {
-                Ok(Some(data)) => self.follower.push(data),
+                Ok(Some(data)) => self.pass(data),
                 Ok(None) => self.finish(),
                 Err(refusal) => self.fail(&refusal),
             };
@@ -214,10 +214,23 @@ impl Events {
         None
     }
 
+    /// Many clients hang up at `[DONE]`, before the pod's end of the body has come: the answer counts from there on.
+    fn pass(&mut self, data: Bytes) -> Bytes {
+        let was_done = self.follower.done;
+        let bytes = self.follower.push(data);
+        if self.follower.done && !was_done {
+            self.note_usage();
+        }
+        bytes
+    }
+
     /// The pod ended its answer; without `[DONE]` it did not finish it.
     fn finish(&mut self) -> Bytes {
         self.ended = true;
-        if self.follower.done || self.follower.blind() {
+        if self.follower.done {
+            return Bytes::new();
+        }
+        if self.follower.blind() {
             self.note_usage();
             return Bytes::new();
         }
@@ -230,7 +243,6 @@ impl Events {
         self.ended = true;
         if self.follower.done {
             // All that counts has passed before.
-            self.note_usage();
             return Bytes::new();
         }
         tracing::warn!(pod = self.pod, error = %refusal, events = self.follower.events, "a stream broke off");

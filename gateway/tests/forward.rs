@@ -116,6 +116,25 @@ async fn the_tokens_of_a_stream_without_usage_are_its_events() {
     .await;
 }
 
+/// Many clients hang up at `[DONE]`; their answers were whole.
+#[tokio::test]
+async fn a_client_that_hangs_up_at_done_was_answered() {
+    let lingering = pod(Behaviour::Linger).await;
+    let front = front(&[&lingering], limits(&[])).await;
+    let mut chunks = front.chat(r#"{"model":"support","stream":true}"#).await.bytes_stream();
+    let mut seen = Vec::new();
+    while !seen.ends_with(DONE.as_bytes()) {
+        seen.extend_from_slice(&chunks.next().await.unwrap().unwrap());
+    }
+    drop(chunks);
+    let answered = "lorafleet_gateway_requests_total{model=\"support\",outcome=\"Answered\",status=\"200\"}";
+    until("the answer is counted", || front.metric(answered).as_deref() == Some("1")).await;
+    assert_eq!(
+        front.metric("lorafleet_gateway_tokens_total{kind=\"completion\",model=\"support\"}").as_deref(),
+        Some("2")
+    );
+}
+
 #[tokio::test]
 async fn unknown_names_are_404_before_anything_is_sent() {
     let echo = pod(Behaviour::Echo).await;

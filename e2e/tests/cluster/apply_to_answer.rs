@@ -1,8 +1,10 @@
 //! Applied with kubectl, two adapters answer through the gateway, each in its own way, and say who answered.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use anyhow::ensure;
 use lorafleet_e2e::chat::Client;
-use lorafleet_e2e::world::versioned;
+use lorafleet_e2e::wait;
+use lorafleet_e2e::world::{PATIENCE, versioned};
 
 #[test]
 #[ignore = "needs a cluster: cargo xtask test"]
@@ -50,9 +52,15 @@ fn on_a_cluster_an_applied_adapter_answers() {
     // What was asked is counted, each under its own name.
     let selector = "--selector=app.kubernetes.io/component=gateway";
     let gateway = space.kubectl.output(["get", "pods", selector, "-o", "name"]).unwrap();
-    let page = Client::new(space.reach(gateway.trim(), 8081).unwrap()).text("/metrics").unwrap();
+    let metrics = Client::new(space.reach(gateway.trim(), 8081).unwrap());
     for (name, asked) in [("smollm2", 1), ("tickets", 2), ("pirate", 3)] {
         let counted = format!("requests_total{{model=\"{name}\",outcome=\"Answered\",status=\"200\"}} {asked}\n");
-        assert!(page.contains(&counted), "no `{counted}` in:\n{page}");
+        // An answer is counted once it has ended, which its client may know a moment earlier.
+        wait::until(&counted, PATIENCE, || {
+            let page = metrics.text("/metrics")?;
+            ensure!(page.contains(&counted), "{page}");
+            Ok(Some(()))
+        })
+        .unwrap();
     }
 }

@@ -14,6 +14,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use clap::Parser;
+use futures::StreamExt as _;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use lorafleet_artifact::Digest;
 use lorafleet_crds::wire::{AdapterState, Load, Role, Tier};
@@ -60,6 +61,8 @@ pub enum Behaviour {
     DieInAnswer,
     /// Streams one event, then nothing.
     Stall,
+    /// Streams a whole answer, then nothing: its body does not end.
+    Linger,
     /// Never answers.
     Silent,
     Status(u16),
@@ -185,12 +188,8 @@ async fn answer(State((behaviour, seen)): State<(Behaviour, Arc<Seen>)>, headers
             let body = Body::from_stream(futures::stream::iter(parts));
             ([(header::CONTENT_TYPE, "application/json")], body).into_response()
         }
-        Behaviour::Stall => events(futures::stream::unfold((0, counter), |(step, counter)| async move {
-            if step > 0 {
-                std::future::pending::<()>().await;
-            }
-            Some((Ok::<_, std::io::Error>(Bytes::from(EVENT)), (step + 1, counter)))
-        })),
+        Behaviour::Stall => once(EVENT.to_owned(), counter),
+        Behaviour::Linger => once([EVENT, USAGE_EVENT, DONE].concat(), counter),
         Behaviour::Silent => {
             std::future::pending::<()>().await;
             StatusCode::OK.into_response()
@@ -215,6 +214,12 @@ fn events<E: Into<Box<dyn std::error::Error + Send + Sync>> + 'static>(
     stream: impl futures::Stream<Item = Result<Bytes, E>> + Send + 'static,
 ) -> Response {
     ([(header::CONTENT_TYPE, "text/event-stream; charset=utf-8")], Body::from_stream(stream)).into_response()
+}
+
+/// A stream that says this and does not end.
+fn once(text: String, counter: DropCounter) -> Response {
+    let said = futures::stream::once(std::future::ready(Ok::<_, std::io::Error>(Bytes::from(text))));
+    events(said.chain(futures::stream::pending()).inspect(move |_| _ = &counter))
 }
 
 /// A gateway that listens.
