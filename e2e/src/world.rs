@@ -108,6 +108,18 @@ spec: {{baseModelRef: {{name: {base}}}, {spec}}}
     )
 }
 
+/// An object's conditions, one a line: a failed test's message is cut after some lines.
+fn told(object: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();
+    let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    let mut lines = vec![format!("generation {} of it has these conditions:", object["metadata"]["generation"])];
+    lines.extend(conditions.iter().map(|it| {
+        let (kind, status, reason) = (text(&it["type"]), text(&it["status"]), text(&it["reason"]));
+        format!("{kind}={status} {reason} of {}: {}", it["observedGeneration"], text(&it["message"]))
+    }));
+    lines.join("\n")
+}
+
 /// `name@digest12`, as replies and versioned requests say it.
 ///
 /// # Errors
@@ -169,10 +181,9 @@ impl Namespace<'_> {
             let found = conditions.iter().find(|it| is_it(it));
             match found.filter(|it| it["observedGeneration"].is_null() || &it["observedGeneration"] == generation) {
                 Some(found) => Ok(Some(found.clone())),
-                None => bail!("{}", serde_json::to_string_pretty(&conditions)?),
+                None => bail!("{}", told(&object)),
             }
         })
-        .map_err(|error| error.context(self.dump()))
     }
 
     /// One of the demo's manifests, `e2e/demo/NAME.yaml`.
@@ -267,7 +278,6 @@ impl Namespace<'_> {
             let client = Client::new(self.reach(&service, 80)?);
             Ok((client.get("/v1/models")?.status == 200).then_some(client))
         })
-        .map_err(|error| error.context(self.dump()))
     }
 
     /// Everything that tells why something did not come: objects, events and the ends of the pods' logs.
@@ -294,6 +304,7 @@ impl Namespace<'_> {
 impl Drop for Namespace<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
+            // After the panic's own message, which says what was awaited and how it stood; the end of a whole run says it again.
             eprintln!("{}", self.dump());
         }
         // The cluster outlives the test: what cannot be removed now goes with it.

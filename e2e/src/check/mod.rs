@@ -1,9 +1,10 @@
 //! `cargo xtask test`: every check that a change must pass, in the order in which it is cheapest to fail.
 use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::{Error, Result, bail};
 
-pub use tally::Tally;
+use failures::Failure;
+use libtest::Reader;
 
 use crate::cache::Cache;
 use crate::cluster::{Cluster, Settings};
@@ -13,7 +14,8 @@ use crate::shell::Shell;
 use crate::world::World;
 use crate::{guest, progress, tools, world};
 
-mod tally;
+mod libtest;
+mod failures;
 
 /// Where the tests run that need a cluster.
 #[derive(Clone, Debug)]
@@ -26,7 +28,8 @@ pub enum Clusters {
     Context { name: String, images: Images },
 }
 
-/// Runs all checks in the repository at `root`, goes on after a failure, and prints `N passed, N failed` as its last line.
+/// Runs all checks in the repository at `root`, goes on after a failure, and prints what failed and, as its last line,
+/// `N passed, N failed`.
 ///
 /// # Errors
 /// When any check failed, or a tool could not be built or started.
@@ -37,11 +40,27 @@ pub fn run(root: &Path, cache: &Cache, clusters: &Clusters) -> Result<()> {
         scope.spawn(|| tools::ahead(cache, matches!(clusters, Clusters::Own)));
         all(root, cache, clusters, &mut tally);
     });
-    progress::print(&format!("{} passed, {} failed\n", tally.passed, tally.failed));
-    if tally.failed > 0 {
-        bail!("{} of {} checks failed; see above", tally.failed, tally.passed + tally.failed);
+    let Tally { passed, failed, failures } = tally;
+    progress::print(&format!("{}{passed} passed, {failed} failed\n", failures::section(&failures)));
+    if failed > 0 {
+        bail!("{failed} of {} checks failed; see above", passed + failed);
     }
     Ok(())
+}
+
+/// Tests and checks that passed and failed, and what the failed ones said.
+#[derive(Debug, Default)]
+struct Tally {
+    passed: u64,
+    failed: u64,
+    failures: Vec<Failure>,
+}
+
+impl Tally {
+    fn fail(&mut self, failure: Failure) {
+        self.failed += 1;
+        self.failures.push(failure);
+    }
 }
 
 fn all(root: &Path, cache: &Cache, clusters: &Clusters, tally: &mut Tally) {
@@ -66,26 +85,35 @@ fn all(root: &Path, cache: &Cache, clusters: &Clusters, tally: &mut Tally) {
 
 /// One check that counts as one.
 fn check(tally: &mut Tally, name: &str, work: impl FnOnce() -> Result<()>) {
-    let done = progress::step(name, work);
-    if let Err(error) = &done {
-        progress::print(&format!("{error:#}\n"));
+    match progress::step(name, work) {
+        Ok(()) => tally.passed += 1,
+        Err(error) => tally.fail(told(name, &error)),
     }
-    tally.check(done.is_ok());
 }
 
 /// One test runner: its own lines are counted; a run that ends badly without saying which test failed counts as a failure.
 fn suite(tally: &mut Tally, name: &str, work: impl FnOnce(&mut dyn FnMut(&str)) -> Result<bool>) {
-    let before = tally.failed;
-    let done = progress::step(name, || work(&mut |line| tally.see(line)));
+    let mut reader = Reader::default();
+    let done = progress::step(name, || work(&mut |line| reader.see(line)));
+    let (passed, failed, failures) = reader.finish();
+    tally.passed += passed;
+    tally.failed += failed;
+    tally.failures.extend(failures);
     match done {
         Ok(true) => {}
-        Ok(false) if tally.failed > before => {}
-        Ok(false) => tally.check(false),
-        Err(error) => {
-            progress::print(&format!("{error:#}\n"));
-            tally.check(false);
+        Ok(false) if failed > 0 => {}
+        Ok(false) => {
+            tally.fail(Failure::of_check(name, "it ended badly and named no test; what it said stands further up"))
         }
+        Err(error) => tally.fail(told(name, &error)),
     }
+}
+
+/// Prints an error in full where it happens.
+fn told(name: &str, error: &Error) -> Failure {
+    let text = format!("{error:#}\n");
+    progress::print(&text);
+    Failure::of_check(name, &text)
 }
 
 /// Tests on the real model and on the S3 server are `ignored` elsewhere, since they want the paths; those on a cluster come later, in a run of their own.
