@@ -8,6 +8,7 @@ pub mod step;
 pub mod state;
 
 pub mod accounts;
+pub mod answers;
 
 pub mod moves;
 pub mod schedule;

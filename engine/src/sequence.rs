@@ -8,6 +8,7 @@ use lorafleet_backend::batch::{PageId, SampleSpec, Seen, SequenceId};
 use lorafleet_crds::wire::Tier;
 use tokio::sync::mpsc;
 
+use crate::answers::Answers;
 use crate::pages::KvOwner;
 use crate::queue::Place;
 use crate::refusal::Refusal;
@@ -238,8 +239,8 @@ impl Sequence {
         (self.drawn() >= self.params.max_tokens).then_some(Finish::Length)
     }
 
-    /// Never waits. A reader that is gone, or too slow for the room it made, is noticed by `abandoned`.
-    pub fn send(&self, event: Event) {
-        let _ = self.events.try_send(event);
+    /// Its reader hears of it once it shows.
+    pub fn answer(&self, event: Event, answers: &mut Answers) {
+        answers.add(&self.events, event);
     }
 }

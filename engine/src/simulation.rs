@@ -28,6 +28,7 @@ use crate::step::{Command, Fetch, Stepper};
 
 mod lifecycle;
 mod machine;
+mod told;
 mod turns;
 
 #[path = "../tests/support/random.rs"]

@@ -10,6 +10,7 @@ use lorafleet_backend::batch::{
 };
 
 use crate::accounts::Accounts;
+use crate::answers::Answers;
 use crate::limits::Limits;
 use crate::moves::{Move, Tiers};
 use crate::pace::Pace;
@@ -31,6 +32,8 @@ pub struct State {
     pub residency: Residency,
     pub accounts: Accounts,
     pub pace: Pace,
+    /// What readers hear once it shows.
+    pub answers: Answers,
     /// Sequences that have started since this process did.
     pub admissions: u64,
     upload_pace: UploadPace,
@@ -66,6 +69,7 @@ impl State {
             residency: Residency::default(),
             accounts: Accounts::default(),
             pace: Pace::default(),
+            answers: Answers::default(),
             admissions: 0,
             upload_pace: UploadPace::default(),
             drops: Vec::new(),
@@ -80,7 +84,7 @@ impl State {
         let mut tier = None;
         if let KvOwner::Adapter(digest) = new.owner {
             if let Some(refusal) = self.residency.refusal(&digest, now) {
-                let _ = new.draft.events.try_send(Event::Failed(refusal));
+                self.answers.add(&new.draft.events, Event::Failed(refusal));
                 return;
             }
             tier = self.residency.tier(&digest);
@@ -89,7 +93,7 @@ impl State {
         self.next_sequence += 1;
         let mut sequence = Sequence::new(id, new, tier);
         match self.unfit(&mut sequence) {
-            Some(refusal) => sequence.send(Event::Failed(refusal)),
+            Some(refusal) => sequence.answer(Event::Failed(refusal), &mut self.answers),
             None => self.enqueue(sequence),
         }
     }
@@ -153,7 +157,7 @@ impl State {
         self.waiting.retain(|sequence| {
             let concerned = sequence.owner == KvOwner::Adapter(digest);
             if concerned {
-                sequence.send(Event::Failed(refusal.clone()));
+                sequence.answer(Event::Failed(refusal.clone()), &mut self.answers);
             }
             !concerned
         });
@@ -161,20 +165,13 @@ impl State {
 
     /// Shortens or ends waiting sequences that turn out not to fit now that their adapter's size is known.
     pub fn fail_unfit(&mut self, digest: Digest) {
-        let waiting = std::mem::take(&mut self.waiting);
-        self.waiting = waiting
-            .into_iter()
-            .filter_map(|mut sequence| {
-                let concerned = sequence.owner == KvOwner::Adapter(digest);
-                match concerned.then(|| self.unfit(&mut sequence)).flatten() {
-                    None => Some(sequence),
-                    Some(refusal) => {
-                        sequence.send(Event::Failed(refusal));
-                        None
-                    }
-                }
-            })
-            .collect();
+        for mut sequence in std::mem::take(&mut self.waiting) {
+            let concerned = sequence.owner == KvOwner::Adapter(digest);
+            match concerned.then(|| self.unfit(&mut sequence)).flatten() {
+                None => self.waiting.push(sequence),
+                Some(refusal) => sequence.answer(Event::Failed(refusal), &mut self.answers),
+            }
+        }
     }
 
     /// Adapters that sequences wait for, the first to be served first.
@@ -324,7 +321,8 @@ impl State {
                 self.residency.pinned_pages(),
                 self.budget.pages
             );
-            sequence.send(Event::Failed(Refusal::new(503, "OutOfPages", message)));
+            let refusal = Refusal::new(503, "OutOfPages", message);
+            sequence.answer(Event::Failed(refusal), &mut self.answers);
         }
         self.let_go(gone);
     }
@@ -392,7 +390,7 @@ impl State {
         adapters.iter().map(bytes).sum()
     }
 
-    /// Takes a step's results: tokens to their readers, full pages to the prefix cache, ended sequences away.
+    /// Takes a step's results: tokens for their readers, full pages to the prefix cache, ended sequences away.
     pub fn commit(&mut self, batch: &Batch, sampled: Sampled, now: Instant) -> Vec<Drawn> {
         let pages: u64 = batch.uploads.iter().map(|upload| upload.part.len() as u64).sum();
         self.upload_pace.wrote(pages * self.budget.page_bytes, sampled.upload_time);
@@ -406,13 +404,13 @@ impl State {
             sequence.computed += segments.get(&sequence.id).copied().unwrap_or(0);
             self.publish(&mut sequence);
             if sampled.not_finite.contains(&sequence.id) {
-                sequence.send(Event::Failed(not_finite(&sequence)));
+                sequence.answer(Event::Failed(not_finite(&sequence)), &mut self.answers);
                 ended.push(sequence);
                 continue;
             }
             let row = rows.remove(&sequence.id);
             let last = row.and_then(|row| {
-                let token = draw(&mut sequence, row, now);
+                let token = draw(&mut sequence, row, now, &mut self.answers);
                 let first = (sequence.drawn() == 1).then_some(sequence.prompt_tokens);
                 self.accounts.charge(sequence.owner, first);
                 let finish = token.finish;
@@ -453,7 +451,8 @@ impl State {
             .partition::<Vec<_>, _>(|sequence| batch.segments.iter().any(|segment| segment.sequence == sequence.id));
         self.running = kept;
         for sequence in &gone {
-            sequence.send(Event::Failed(Refusal::new(500, "BackendFailed", error.to_string())));
+            let refusal = Refusal::new(500, "BackendFailed", error.to_string());
+            sequence.answer(Event::Failed(refusal), &mut self.answers);
         }
         self.close_accounts();
         self.let_go(gone);
@@ -518,16 +517,11 @@ fn not_finite(sequence: &Sequence) -> Refusal {
     Refusal::new(500, "NotFinite", message)
 }
 
-fn draw(sequence: &mut Sequence, row: SampledRow, now: Instant) -> Drawn {
+fn draw(sequence: &mut Sequence, row: SampledRow, now: Instant, answers: &mut Answers) -> Drawn {
     let finish = sequence.push(row.token);
     let cached_tokens = sequence.cached_tokens.unwrap_or(0);
-    sequence.send(Event::Token(TokenEvent {
-        token: row.token,
-        logprob: row.logprob,
-        alternatives: row.alternatives,
-        cached_tokens,
-        finish,
-    }));
+    let SampledRow { token, logprob, alternatives, .. } = row;
+    sequence.answer(Event::Token(TokenEvent { token, logprob, alternatives, cached_tokens, finish }), answers);
     Drawn {
         owner: sequence.owner,
         tier_at_arrival: sequence.tier_at_arrival,

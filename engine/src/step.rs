@@ -100,7 +100,7 @@ impl Stepper {
         }
     }
 
-    /// Moves, schedule, submit, wait, commit, emit. Says whether there was anything to compute.
+    /// Moves, schedule, submit, wait, commit, publish, emit. Says whether there was anything to compute.
     pub fn step(&mut self, now: Instant) -> bool {
         self.changed |= self.state.sweep();
         self.do_moves(now);
@@ -110,14 +110,24 @@ impl Stepper {
         let batch = self.state.begin(schedule, now);
         let worked = !batch.is_empty();
         if worked {
+            if !self.state.answers.is_empty() {
+                // Who is refused does not wait for what others compute.
+                self.show_and_tell(worked);
+            }
             self.compute(&batch, now);
         }
         self.unchecked |= worked || self.changed;
         if !worked && self.unchecked {
             self.check(now);
         }
-        self.publish(worked);
+        self.show_and_tell(worked);
         worked
+    }
+
+    /// In this order: what somebody has been told can be seen.
+    fn show_and_tell(&mut self, worked: bool) {
+        self.publish(worked);
+        self.state.answers.tell();
     }
 
     /// Whether the books are right. Now and then, so that it delays nobody who comes to an idle engine.
