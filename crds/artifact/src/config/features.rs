@@ -143,7 +143,11 @@ fn unknown(fields: &Fields<'_>, key: &str, value: &Value) -> Result<(), Refusal>
     if known || key == "velora_config" || !is_on(value) || tunes_what_is_off(fields, key, value) {
         return Ok(());
     }
-    Err(unsupported(&excerpt(key, 200), value, "the key is not known here and may change what the adapter computes"))
+    Err(unsupported(
+        &excerpt(key, 200),
+        value,
+        "the key is not known here and may change what the adapter computes; if it stands at its default, take it out",
+    ))
 }
 
 /// A number or text that belongs to a feature whose own switch stands in the file and is off, as `qalora_group_size`
