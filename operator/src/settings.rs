@@ -58,6 +58,8 @@ pub struct Limits {
     pub pods_asked_max: usize,
     /// For one request to an engine pod.
     pub engine_timeout: Duration,
+    /// How long the last report stands in for one that a busy engine did not give in time.
+    pub report_stands: Duration,
     /// Between two looks at a pool in which something happens.
     pub pass_busy: Duration,
     /// Between two looks at a pool in which something fails.
@@ -79,6 +81,7 @@ impl Limits {
         reconciles_max: 16,
         pods_asked_max: 16,
         engine_timeout: Duration::from_secs(3),
+        report_stands: Duration::from_secs(15),
         pass_busy: Duration::from_millis(500),
         pass_failing: Duration::from_secs(4),
         retry_first: Duration::from_secs(1),

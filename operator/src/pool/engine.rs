@@ -16,6 +16,10 @@ use crate::settings::Limits;
 pub struct Engines {
     http: reqwest::Client,
     port: u16,
+    /// How long a pod may take to answer.
+    timeout: Duration,
+    /// How long a report stands in for one that a busy pod did not give in time.
+    report_stands: Duration,
     /// For what pods answer, of all pools: while it is read, and for as long as it is kept.
     room: Room,
     /// The parts of it that pools and their pods have.
@@ -52,9 +56,6 @@ fn keep<T>(parts: &mut HashMap<String, T>, who: impl Iterator<Item = String>, ma
         parts.entry(missing).or_insert_with(&make);
     }
 }
-
-/// How long a report stands in for one that a busy pod did not give in time.
-const REPORT_STANDS: Duration = Duration::from_secs(15);
 
 /// Characters of an error that are repeated.
 const ERROR_LENGTH_MAX: usize = 400;
@@ -114,7 +115,8 @@ impl Engines {
         let port = u16::try_from(ENGINE_PORT).unwrap_or_default();
         let room = Room::new(reports_bytes_max);
         let (parts, parsing, known) = (Mutex::default(), tokio::sync::Mutex::default(), Mutex::default());
-        Ok(Self { http, port, room, parts, parsing, known })
+        let (timeout, report_stands) = (limits.engine_timeout, limits.report_stands);
+        Ok(Self { http, port, timeout, report_stands, room, parts, parsing, known })
     }
 
     /// Says who shares the room: all pools that there are, and the pods of one of them. Those who are not named have no part
@@ -140,7 +142,7 @@ impl Engines {
     pub async fn report(&self, pool: &str, uid: &str, address: &str, key: &str) -> Result<Held, EngineError> {
         let room = self.part(pool, uid);
         // Taken out, so that what has not changed can be moved into the new report.
-        let mut known = self.lock().remove(uid).filter(|known| known.at.elapsed() < REPORT_STANDS);
+        let mut known = self.lock().remove(uid).filter(|known| known.at.elapsed() < self.report_stands);
         // Who came later has his part too: what is beyond one's own is not kept for ever.
         known = known.filter(|known| known.report.is_within_its_part());
         let url = self.url(address, &Report::path(known.as_ref().map(|known| known.report.holdings.as_str())));
@@ -155,7 +157,7 @@ impl Engines {
         };
         let report = now.report.clone();
         let mut all = self.lock();
-        all.retain(|_, known| known.at.elapsed() < REPORT_STANDS);
+        all.retain(|_, known| known.at.elapsed() < self.report_stands);
         all.insert(uid.to_owned(), now);
         Ok(report)
     }
@@ -184,7 +186,7 @@ impl Engines {
     /// `PUT /v1/placement`. Its answer is the pod's report, which the next pass asks for: it is not read.
     pub async fn place(&self, address: &str, key: &str, placement: &Placement) -> Result<(), EngineError> {
         let request = self.http.put(self.url(address, "/v1/placement")).bearer_auth(key).json(placement);
-        let response = request.send().await.map_err(lost)?;
+        let response = request.send().await.map_err(|error| self.lost(error))?;
         if response.status().is_success() { Ok(()) } else { Err(self.refusal(response).await) }
     }
 
@@ -198,9 +200,9 @@ impl Engines {
     }
 
     async fn answer(&self, request: reqwest::RequestBuilder, room: &Room) -> Result<Received, EngineError> {
-        let response = request.send().await.map_err(lost)?;
+        let response = request.send().await.map_err(|error| self.lost(error))?;
         if response.status().is_success() {
-            return body(response, REPORT_BYTES_MAX, room, PRICE).await;
+            return self.body(response, REPORT_BYTES_MAX, room, PRICE).await;
         }
         Err(self.refusal(response).await)
     }
@@ -209,7 +211,7 @@ impl Engines {
     async fn refusal(&self, response: reqwest::Response) -> EngineError {
         let status = response.status().as_u16();
         let small = Price { free_bytes: REFUSAL_BYTES_MAX as u64, ..PRICE };
-        let body = match body(response, REFUSAL_BYTES_MAX, &self.room, small).await {
+        let body = match self.body(response, REFUSAL_BYTES_MAX, &self.room, small).await {
             Ok(body) => body,
             Err(error) => return error,
         };
@@ -220,29 +222,35 @@ impl Engines {
         let short = |text: String| text.chars().take(ERROR_LENGTH_MAX).collect();
         EngineError::Refused { status, code: short(code), message: short(message) }
     }
-}
 
-async fn body(response: reqwest::Response, most: usize, room: &Room, price: Price) -> Result<Received, EngineError> {
-    let pieces = futures::stream::try_unfold(response, |mut response| async {
-        Ok(response.chunk().await?.map(|piece| (piece, response)))
-    });
-    receive(pin!(pieces), most, room, price).await.map_err(|error| match error {
-        NotReceived::TooLarge { bytes } => EngineError::TooLong { bytes, limit: most },
-        NotReceived::NoRoom(full) => full.into(),
-        NotReceived::Broken(error) => lost(error),
-    })
-}
+    async fn body(
+        &self,
+        response: reqwest::Response,
+        most: usize,
+        room: &Room,
+        price: Price,
+    ) -> Result<Received, EngineError> {
+        let pieces = futures::stream::try_unfold(response, |mut response| async {
+            Ok(response.chunk().await?.map(|piece| (piece, response)))
+        });
+        receive(pin!(pieces), most, room, price).await.map_err(|error| match error {
+            NotReceived::TooLarge { bytes } => EngineError::TooLong { bytes, limit: most },
+            NotReceived::NoRoom(full) => full.into(),
+            NotReceived::Broken(error) => self.lost(error),
+        })
+    }
 
-fn lost(error: reqwest::Error) -> EngineError {
-    if error.is_timeout() {
-        return EngineError::Timeout(Limits::DEFAULT.engine_timeout);
+    fn lost(&self, error: reqwest::Error) -> EngineError {
+        if error.is_timeout() {
+            return EngineError::Timeout(self.timeout);
+        }
+        // The address changes with each pod and each attempt; what counts is the innermost cause.
+        let mut cause: &dyn std::error::Error = &error;
+        while let Some(inner) = cause.source() {
+            cause = inner;
+        }
+        EngineError::Connection(cause.to_string())
     }
-    // The address changes with each pod and each attempt; what counts is the innermost cause.
-    let mut cause: &dyn std::error::Error = &error;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    EngineError::Connection(cause.to_string())
 }
 
 #[cfg(test)]
