@@ -14,6 +14,7 @@ pub struct Fleet {
     heard: watch::Sender<Heard>,
     /// The round that somebody waits for.
     wanted: watch::Sender<u64>,
+    hearing_max: Duration,
 }
 
 struct State {
@@ -32,17 +33,18 @@ struct Heard {
 }
 
 /// A round that somebody waits for ends much earlier: no pod has longer to answer than its own time.
-const HEARING_MAX: Duration = Duration::from_secs(2);
+pub const HEARING_MAX: Duration = Duration::from_secs(2);
 
 impl Fleet {
-    /// Knows nothing yet.
-    pub fn new() -> Arc<Self> {
+    /// Knows nothing yet. `hearing_max`: how long somebody waits for a round.
+    pub fn new(hearing_max: Duration) -> Arc<Self> {
         let state = State { view: Arc::default(), synced: false };
         Arc::new(Self {
             started: Instant::now(),
             current: RwLock::new(state),
             heard: watch::Sender::default(),
             wanted: watch::Sender::default(),
+            hearing_max,
         })
     }
 
@@ -62,7 +64,7 @@ impl Fleet {
         // A round that is under way may have asked a pod too early.
         let round = heard.borrow().begun + 1;
         self.wanted.send_modify(|wanted| *wanted = round.max(*wanted));
-        Hearing { heard, round, all: false, deadline: tokio::time::Instant::now() + HEARING_MAX }
+        Hearing { heard, round, all: false, deadline: tokio::time::Instant::now() + self.hearing_max }
     }
 
     /// Returns when somebody waits for a round that has not begun. Those who come before it begins wait for the same.

@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, HEARING_MAX};
 use crate::front::{self, Gateway, Secrets};
 use crate::health::{self, Health};
 use crate::limits::Limits;
@@ -46,6 +46,7 @@ pub fn log() {
 
 /// Serves until SIGTERM or SIGINT, and until what is in progress then has ended or a second signal comes.
 pub async fn run(settings: Settings) -> anyhow::Result<End> {
+    let told = Told::new().context("listening for signals")?;
     let limits = settings.limits.clone();
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "starting");
     limits.tell();
@@ -54,8 +55,9 @@ pub async fn run(settings: Settings) -> anyhow::Result<End> {
     let client = Client::try_default().await.context("no configuration to reach the API server")?;
     let listener = bind(settings.listen).await?;
     let metrics_listener = bind(settings.metrics_listen).await?;
+    tracing::info!(clients = %listener.local_addr()?, metrics = %metrics_listener.local_addr()?, "listening");
     let gateway = Arc::new(Gateway {
-        fleet: Fleet::new(),
+        fleet: Fleet::new(HEARING_MAX),
         in_flight: InFlight::new(&limits),
         upstream: Upstream::new(&limits),
         bodies: Room::new(limits.max_bodies_bytes),
@@ -80,16 +82,16 @@ pub async fn run(settings: Settings) -> anyhow::Result<End> {
         metrics,
         fleet: Arc::clone(&gateway.fleet),
     }));
-    serve_until_told(&gateway, listener, &draining).await
+    serve_until_told(&gateway, listener, &draining, told).await
 }
 
 /// Serves; on a signal first says so to the probes, then takes nothing new, then ends what is still under way.
-pub async fn serve_until_told(
+async fn serve_until_told(
     gateway: &Arc<Gateway>,
     listener: TcpListener,
     draining: &AtomicBool,
+    mut told: Told,
 ) -> anyhow::Result<End> {
-    let mut told = Told::new().context("listening for signals")?;
     let limits = gateway.limits.clone();
     let drain = CancellationToken::new();
     let serving = tokio::spawn({

@@ -3,11 +3,12 @@
 mod common;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::*;
 use futures::StreamExt as _;
 use lorafleet_artifact::Digest;
+use lorafleet_gateway::view::FleetView;
 
 #[tokio::test]
 async fn another_pod_is_tried_before_the_first_byte() {
@@ -75,19 +76,16 @@ async fn a_pod_that_is_full_is_the_last_word_of_a_pool_that_is() {
 async fn an_adapter_that_all_pods_have_lost_is_not_unknown() {
     let pods = [pod(Behaviour::NotHeld).await, pod(Behaviour::NotHeld).await];
     let front = front(&[&pods[0], &pods[1]], limits(&[])).await;
-    let fleet = front.gateway.fleet.clone();
     // What the pods say when they are asked again.
-    let hear = async {
-        fleet.wanted().await;
-        let (round, mut view) = (fleet.begin_round(), (*fleet.view()).clone());
+    let lost = |mut view: FleetView| {
         for pod in view.pods.values_mut() {
             let mut report = (**pod.report.as_ref().unwrap()).clone();
             report.holdings = Arc::default();
             pod.report = Some(Arc::new(report));
         }
-        fleet.publish(view, round);
+        view
     };
-    let (response, ()) = tokio::join!(front.chat(r#"{"model":"support"}"#), hear);
+    let (response, ()) = tokio::join!(front.chat(r#"{"model":"support"}"#), say(&front.gateway.fleet, lost));
     assert_eq!(response.headers()["retry-after"], "2");
     let message = "adapter 'support@a1a1a1a1a1a1' is ready on no pod (p0: not placed there; p1: not placed there)";
     assert_eq!(error_of(response).await, (503, "AdapterNotReady".to_owned(), message.to_owned()));
@@ -98,13 +96,9 @@ async fn an_adapter_that_all_pods_have_lost_is_not_unknown() {
 async fn an_adapter_that_was_deleted_on_the_way_is_unknown() {
     let dropped = pod(Behaviour::NotHeld).await;
     let front = front(&[&dropped], limits(&[])).await;
-    let delete = async {
-        until("the pod was asked", || dropped.seen.count() == 1).await;
-        let mut view = view(&[&dropped], &front.gateway.fleet);
-        view.adapters = Arc::default();
-        front.gateway.fleet.publish(view, 0);
-    };
-    let (response, ()) = tokio::join!(front.chat(r#"{"model":"support"}"#), delete);
+    let deleted = |view| FleetView { adapters: Arc::default(), ..view };
+    let (response, ()) = tokio::join!(front.chat(r#"{"model":"support"}"#), say(&front.gateway.fleet, deleted));
+    assert_eq!(dropped.seen.count(), 1);
     let (status, code, _) = error_of(response).await;
     assert_eq!((status, code.as_str()), (404, "ModelNotFound"));
 }
@@ -124,8 +118,7 @@ async fn a_name_that_moves_on_the_way_is_asked_for_again() {
     let front = front(&[&old], limits(&[])).await;
     let moved = Digest::from_bytes([0xc2; 32]);
     let request = async { front.chat(r#"{"model":"support"}"#).await.status().as_u16() };
-    let move_on = async {
-        until("the old pod was asked", || old.seen.count() == 1).await;
+    let moved_on = |_| {
         let mut view = view(&[&new], &front.gateway.fleet);
         let mut adapters = (*view.adapters).clone();
         adapters.get_mut("support").unwrap().current = Some(moved);
@@ -133,10 +126,10 @@ async fn a_name_that_moves_on_the_way_is_asked_for_again() {
         let mut report = (**view.pods["p0"].report.as_ref().unwrap()).clone();
         Arc::make_mut(&mut report.holdings).adapters.get_mut("support").unwrap()[0].digest = moved;
         view.pods.get_mut("p0").unwrap().report = Some(Arc::new(report));
-        front.gateway.fleet.publish(view, 0);
+        view
     };
-    let (status, ()) = tokio::join!(request, move_on);
-    assert_eq!((status, new.seen.count()), (200, 1));
+    let (status, ()) = tokio::join!(request, say(&front.gateway.fleet, moved_on));
+    assert_eq!((status, old.seen.count(), new.seen.count()), (200, 1, 1));
     assert!(new.seen.last_body().contains(&moved.hex()));
 }
 
@@ -168,15 +161,9 @@ async fn pods_are_asked_again_before_an_adapter_is_refused_and_all_who_wait_wait
 async fn what_no_pod_holds_when_asked_is_refused_at_once() {
     let echo = pod(Behaviour::Echo).await;
     let (front, _) = unheard(&echo).await;
-    let fleet = front.gateway.fleet.clone();
-    let hear = async {
-        fleet.wanted().await;
-        let (round, unheard) = (fleet.begin_round(), (*fleet.view()).clone());
-        fleet.publish(unheard, round);
-    };
-    let began = Instant::now();
-    let (answer, ()) = tokio::join!(front.chat(r#"{"model":"support"}"#), hear);
-    assert!(began.elapsed() < Duration::from_millis(1500), "it waited for more than the round");
+    let asked = async { tokio::join!(front.chat(r#"{"model":"support"}"#), say(&front.gateway.fleet, |view| view)) };
+    // Who waited for more than the round would wait for as long as a hearing may last.
+    let (answer, ()) = tokio::time::timeout(PATIENCE / 2, asked).await.expect("it waited for more than the round");
     assert_eq!(error_of(answer).await.1, "AdapterNotReady");
 }
 
@@ -232,7 +219,9 @@ async fn a_pod_that_falls_silent_is_given_up() {
     let stalling = pod(Behaviour::Stall).await;
     let front_stall = front(&[&stalling], limits(&["--silence-timeout-seconds=0.2"])).await;
     let text = front_stall.chat(r#"{"model":"support","stream":true}"#).await.text().await.unwrap();
-    assert!(text.starts_with(EVENT) && text.contains("EngineTimeout"), "{text}");
+    // On a machine that is slow enough it is given up before its first event.
+    let end = text.strip_prefix(EVENT).unwrap_or(&text);
+    assert!(end.starts_with("data: {\"error\"") && end.contains("EngineTimeout"), "{text}");
 
     let silent = pod(Behaviour::Silent).await;
     let front_silent = front(&[&silent], limits(&["--answer-timeout-seconds=0.2"])).await;
@@ -247,7 +236,7 @@ async fn known_but_ready_nowhere_says_why() {
     let mut view = view(&[&echo], &front.gateway.fleet);
     view.pods.get_mut("p0").unwrap().ready = false;
     front.gateway.fleet.publish(view, 0);
-    let response = front.chat(r#"{"model":"support"}"#).await;
+    let (response, ()) = tokio::join!(front.chat(r#"{"model":"support"}"#), say(&front.gateway.fleet, |view| view));
     assert_eq!(response.headers()["retry-after"], "2");
     assert_eq!(
         error_of(response).await,
@@ -270,12 +259,17 @@ async fn a_stop_lets_streams_end_and_cuts_those_that_do_not() {
     front.drain.cancel();
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert!(!front.serving.is_finished(), "the stream was not waited for");
-    assert!(reqwest::get(front.url("/v1/models")).await.is_err(), "a new connection was taken");
-    let began = Instant::now();
+    // Refused, unless another process has got the port by now.
+    let other = reqwest::Client::builder().timeout(Duration::from_secs(1)).build().unwrap();
+    let _ = other.get(front.url("/v1/models")).send().await;
+    assert_eq!(
+        front.metric("lorafleet_gateway_client_connections").as_deref(),
+        Some("1"),
+        "a new connection was taken"
+    );
     front.gateway.stop.cancel();
     let rest = chunks.next().await.unwrap().unwrap();
     assert!(String::from_utf8_lossy(&rest).contains("Draining"), "{rest:?}");
     assert!(chunks.next().await.is_none());
-    front.serving.await.unwrap();
-    assert!(began.elapsed() < Duration::from_secs(1));
+    tokio::time::timeout(PATIENCE, front.serving).await.unwrap().unwrap();
 }

@@ -11,25 +11,24 @@ use lorafleet_gateway::keys::Keys;
 use lorafleet_gateway::metrics::Metrics;
 use lorafleet_gateway::secret_files::watch_api_keys;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::Notify;
 
 #[tokio::test]
 async fn a_body_may_not_be_too_large_or_too_slow() {
     let echo = pod(Behaviour::Echo).await;
-    let front = front(&[&echo], limits(&["--max-body-bytes=100", "--body-timeout-seconds=0.2"])).await;
+    let strict = front(&[&echo], limits(&["--max-body-bytes=100"])).await;
     let large = format!(r#"{{"model":"support","x":"{}"}}"#, "x".repeat(100));
-    let (status, code, message) = error_of(front.chat(&large).await).await;
+    let (status, code, message) = error_of(strict.chat(&large).await).await;
     assert_eq!(
         (status, code.as_str(), message.as_str()),
         (413, "BodyTooLarge", "the body is above the limit of 100 bytes")
     );
 
-    let mut slow = TcpStream::connect(front.address).await.unwrap();
-    slow.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 20\r\n\r\n{\"model").await.unwrap();
-    let mut answer = vec![0; 1000];
-    let count = slow.read(&mut answer).await.unwrap();
-    let answer = String::from_utf8_lossy(&answer[..count]).into_owned();
+    let impatient = front(&[&echo], limits(&["--body-timeout-seconds=0.2"])).await;
+    let mut slow = impatient.unfinished(8).await;
+    let mut answer = String::new();
+    tokio::time::timeout(PATIENCE, slow.read_to_string(&mut answer)).await.expect("closed").unwrap();
     assert!(answer.starts_with("HTTP/1.1 408 ") && answer.contains("BodyTimeout"), "{answer}");
     assert_eq!(echo.seen.count(), 0);
 }
@@ -41,7 +40,9 @@ async fn a_head_may_not_be_too_slow_or_too_large() {
     let mut slow = TcpStream::connect(front.address).await.unwrap();
     slow.write_all(b"POST /v1/completions HTTP/1.1\r\nhost:").await.unwrap();
     let mut answer = Vec::new();
-    tokio::time::timeout(Duration::from_secs(2), slow.read_to_end(&mut answer)).await.expect("closed").unwrap();
+    // Closed, or reset if it was closed before all was read.
+    let _ = tokio::time::timeout(PATIENCE, slow.read_to_end(&mut answer)).await.expect("over");
+    assert!(answer.is_empty(), "{answer:?}");
 
     let mut large = TcpStream::connect(front.address).await.unwrap();
     let head = format!("GET /v1/models HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "x".repeat(100_000));
@@ -55,7 +56,7 @@ async fn a_head_may_not_be_too_slow_or_too_large() {
 async fn requests_beyond_the_places_wait_and_then_are_429() {
     let more = Arc::new(Notify::new());
     let streaming = pod(Behaviour::Stream(Arc::clone(&more))).await;
-    let flags = ["--max-concurrent=1", "--max-queue=1", "--queue-timeout-seconds=5"];
+    let flags = ["--max-concurrent=1", "--max-queue=1", "--queue-timeout-seconds=600"];
     let front = Arc::new(front(&[&streaming], limits(&flags)).await);
     let body = r#"{"model":"support","stream":true}"#;
     let mut first = front.chat(body).await.bytes_stream();
@@ -81,7 +82,7 @@ async fn requests_beyond_the_places_wait_and_then_are_429() {
 #[tokio::test]
 async fn who_sends_slowly_takes_nobodys_place() {
     let echo = pod(Behaviour::Echo).await;
-    let front = front(&[&echo], limits(&["--max-concurrent=2", "--max-queue=0"])).await;
+    let front = front(&[&echo], limits(&["--max-concurrent=2", "--max-queue=0", "--body-timeout-seconds=600"])).await;
     let mut slow = Vec::new();
     for _ in 0..20 {
         slow.push(front.unfinished(10).await);
@@ -146,7 +147,7 @@ async fn a_client_that_does_not_read_is_let_go() {
     let body = r#"{"model":"support","stream":true}"#;
     let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     lazy.write_all(head.as_bytes()).await.unwrap();
-    until("it is under way", || !front.gateway.in_flight.by_pod().is_empty()).await;
+    until("it is under way", || flooding.seen.count() == 1).await;
     until("it is let go", || front.gateway.in_flight.by_pod().is_empty()).await;
     until("the pod is told", || flooding.seen.dropped.load(std::sync::atomic::Ordering::SeqCst) == 1).await;
 }
@@ -163,7 +164,7 @@ async fn answers_that_are_no_streams_are_bounded() {
 async fn bodies_share_one_room() {
     let more = Arc::new(Notify::new());
     let streaming = pod(Behaviour::Stream(Arc::clone(&more))).await;
-    let front = front(&[&streaming], limits(&["--max-bodies-bytes=1048576"])).await;
+    let front = front(&[&streaming], limits(&["--max-bodies-bytes=1048576", "--body-timeout-seconds=600"])).await;
     let free = || front.gateway.bodies.free_bytes();
     // Held twice each, but for the first 16 KiB: 224 KiB each.
     let mut slow = Vec::new();
@@ -191,9 +192,12 @@ async fn bodies_share_one_room() {
 async fn answers_share_one_room_until_they_are_read() {
     // Above what the kernel takes from a client that does not read.
     let large = pod(Behaviour::Large(16 << 20)).await;
-    let front = front(&[&large], limits(&["--max-replies-bytes=25165824"])).await;
+    let flags = ["--max-replies-bytes=25165824", "--write-timeout-seconds=600"];
+    let front = front(&[&large], limits(&flags)).await;
     let body = r#"{"model":"support"}"#;
-    let mut lazy = TcpStream::connect(front.address).await.unwrap();
+    let lazy = TcpSocket::new_v4().unwrap();
+    lazy.set_recv_buffer_size(4 << 10).unwrap();
+    let mut lazy = lazy.connect(front.address).await.unwrap();
     let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     lazy.write_all(head.as_bytes()).await.unwrap();
     lazy.readable().await.unwrap();
@@ -238,13 +242,17 @@ async fn keys_open_their_models_and_change_without_a_restart() {
 
     write("alice", r#"{"key": "alice-key", "models": ["smollm2"]}"#);
     write("bob", r#"{"key": "bob-key-2", "models": ["*"]}"#);
+    // A reading may fall between the two, or into one of them.
     let began = Instant::now();
-    while ask(Some("bob-key-1"), "smollm2").await != 401 {
-        assert!(began.elapsed() < Duration::from_secs(5), "the new keys are not read");
+    loop {
+        let bob = (ask(Some("bob-key-1"), "smollm2").await, ask(Some("bob-key-2"), "smollm2").await);
+        let alice = (ask(Some("alice-key"), "support").await, ask(Some("alice-key"), "smollm2").await);
+        if (bob, alice) == ((401, 200), (404, 200)) {
+            break;
+        }
+        assert!(began.elapsed() < PATIENCE, "the new keys are not read: {bob:?} {alice:?}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    assert_eq!(ask(Some("bob-key-2"), "smollm2").await, 200);
-    assert_eq!((ask(Some("alice-key"), "support").await, ask(Some("alice-key"), "smollm2").await), (404, 200));
 }
 
 #[tokio::test]
@@ -254,7 +262,7 @@ async fn series_stay_bounded_however_many_adapters_are_asked_for() {
     let mut view = view(&[&echo], &front.gateway.fleet);
     let mut adapters = (*view.adapters).clone();
     let mut report = (**view.pods["p0"].report.as_ref().unwrap()).clone();
-    for index in 0..200 {
+    for index in 0..40 {
         adapters.insert(format!("a{index}"), adapters["support"].clone());
         let held = report.holdings.adapters["support"].clone();
         Arc::make_mut(&mut report.holdings).adapters.insert(format!("a{index}"), held);
@@ -262,14 +270,20 @@ async fn series_stay_bounded_however_many_adapters_are_asked_for() {
     view.adapters = Arc::new(adapters);
     view.pods.get_mut("p0").unwrap().report = Some(Arc::new(report));
     front.gateway.fleet.publish(view, 0);
-    let mut lines = 0;
-    for index in 0..200 {
-        assert_eq!(front.chat(&format!(r#"{{"model":"a{index}"}}"#)).await.status(), 200);
-        if index == 20 {
-            lines = front.metrics().lines().count();
-        }
+    let client = reqwest::Client::new();
+    let ask = async |index: usize| {
+        let request = client.post(front.url("/v1/completions")).body(format!(r#"{{"model":"a{index}"}}"#));
+        assert_eq!(request.send().await.unwrap().status(), 200);
+    };
+    // The first are asked for so often that they keep their places however long this takes.
+    for index in (0..5).flat_map(|index| [index; 8]).chain([5]) {
+        ask(index).await;
+    }
+    let lines = front.metrics().lines().count();
+    for index in 6..40 {
+        ask(index).await;
     }
     assert_eq!(front.metrics().lines().count(), lines);
     let other = "lorafleet_gateway_requests_total{model=\"other\",outcome=\"Answered\",status=\"200\"}";
-    assert_eq!(front.metric(other).as_deref(), Some("195"));
+    assert_eq!(front.metric(other).as_deref(), Some("35"));
 }

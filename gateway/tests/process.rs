@@ -2,18 +2,24 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may say what it expects plainly")]
 
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::ExitStatusExt as _;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+use serde_json::Value;
+
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running gateway; killed when dropped.
 struct Process {
     child: Child,
     address: SocketAddr,
+    /// The lines of its log that have been read.
+    log: Vec<Value>,
+    lines: Receiver<Value>,
     _folder: tempfile::TempDir,
 }
 
@@ -32,23 +38,34 @@ impl Process {
         let config = "{apiVersion: v1, kind: Config, current-context: none, users: [{name: nobody, user: {}}], \
             clusters: [{name: none, cluster: {server: 'http://127.0.0.1:1'}}], contexts: [{name: none, context: {cluster: none, user: nobody}}]}";
         std::fs::write(path("kubeconfig"), config).unwrap();
-        let address = free_address();
-        let child = Command::new(env!("CARGO_BIN_EXE_lorafleet-gateway"))
-            .args(["run", "--namespace=demo", "--pool=chat", "--drain-delay-seconds=0", "--max-queue=7"])
-            .arg(format!("--listen={address}"))
-            .arg(format!("--metrics-listen={}", free_address()))
+        let mut child = Command::new(env!("CARGO_BIN_EXE_lorafleet-gateway"))
+            .args(["run", "--namespace=demo", "--pool=chat", "--max-queue=7"])
+            .args(["--drain-delay-seconds=0", "--drain-timeout-seconds=600", "--body-timeout-seconds=600"])
+            .args(["--listen=127.0.0.1:0", "--metrics-listen=127.0.0.1:0"])
             .arg(format!("--engine-key-file={}", path("engine-key").display()))
             .env("KUBECONFIG", path("kubeconfig"))
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let process = Self { child, address, _folder: folder };
-        let begun = Instant::now();
-        while TcpStream::connect(address).is_err() {
-            assert!(begun.elapsed() < PATIENCE, "it does not listen");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let (sender, lines) = channel();
+        let stdout = child.stdout.take().unwrap();
+        std::thread::spawn(move || read(stdout, &sender));
+        let address = SocketAddr::from(([0; 4], 0));
+        let mut process = Self { child, address, log: Vec::new(), lines, _folder: folder };
+        process.address = process.says("listening")["clients"].as_str().unwrap().parse().unwrap();
         process
+    }
+
+    /// Waits for a line of its log that starts so, and returns its fields.
+    fn says(&mut self, start: &str) -> Value {
+        loop {
+            let line = self.lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("no {start:?} in {:#?}", self.log));
+            let fields = line["fields"].clone();
+            self.log.push(line);
+            if fields["message"].as_str().unwrap().starts_with(start) {
+                return fields;
+            }
+        }
     }
 
     /// A request that is under way: its body never comes whole.
@@ -69,42 +86,37 @@ impl Process {
         assert!(sent.success());
     }
 
-    fn refuses_connections(&self) {
-        let begun = Instant::now();
-        while TcpStream::connect(self.address).is_ok() {
-            assert!(begun.elapsed() < PATIENCE, "it still listens");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    /// Exit code, and the lines of its log.
-    fn ended(&mut self) -> (Option<i32>, Vec<serde_json::Value>) {
-        let begun = Instant::now();
-        let status = loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                break status;
+    /// Its exit code, once its log has ended.
+    fn ended(&mut self) -> Option<i32> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => self.log.push(line),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => panic!("it does not end: {:#?}", self.log),
             }
-            assert!(begun.elapsed() < PATIENCE, "it does not end");
-            std::thread::sleep(Duration::from_millis(10));
-        };
+        }
+        let status = self.child.wait().unwrap();
         assert_eq!(status.signal(), None, "it ends by itself");
-        let mut log = String::new();
-        self.child.stdout.take().unwrap().read_to_string(&mut log).unwrap();
-        (status.code(), log.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
+        status.code()
     }
 }
 
-fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+/// Sends each line of the log.
+fn read(stdout: ChildStdout, lines: &Sender<Value>) {
+    for line in BufReader::new(stdout).lines() {
+        if lines.send(serde_json::from_str(&line.unwrap()).unwrap()).is_err() {
+            return;
+        }
+    }
 }
 
 #[test]
 fn the_log_names_each_limit_as_a_number() {
     let mut process = Process::start();
     process.signal("-TERM");
-    let (code, log) = process.ended();
-    assert_eq!(code, Some(0));
-    let limits = log.iter().map(|line| &line["fields"]).find(|fields| fields["message"] == "limits").unwrap();
+    assert_eq!(process.ended(), Some(0));
+    let limits = process.log.iter().map(|line| &line["fields"]).find(|fields| fields["message"] == "limits").unwrap();
     assert_eq!((&limits["max_queue"], &limits["drain_delay_seconds"]), (&7.into(), &0.0.into()), "{limits}");
     let others = limits.as_object().unwrap().iter().filter(|(name, _)| *name != "message");
     assert!(others.clone().count() == 20 && others.clone().all(|(_, value)| value.is_number()), "{limits}");
@@ -116,14 +128,12 @@ fn a_first_signal_waits_for_requests_and_a_second_does_not() {
         let mut process = Process::start();
         let mut client = process.ask();
         process.signal("-TERM");
-        process.refuses_connections();
+        process.says("draining");
         std::thread::sleep(Duration::from_millis(300));
         assert_eq!(process.child.try_wait().unwrap(), None, "a request is under way");
         process.signal(second);
-        let (ended, log) = process.ended();
-        assert_eq!(ended, Some(code), "{second}");
-        let last = &log.last().unwrap()["fields"]["message"];
-        assert!(last.as_str().unwrap().starts_with("told again"), "{last}");
+        process.says("told again");
+        assert_eq!(process.ended(), Some(code), "{second}");
         let mut rest = Vec::new();
         // Cut off: no answer.
         let _ = client.read_to_end(&mut rest);
@@ -136,11 +146,11 @@ fn a_first_signal_lets_a_request_end() {
     let mut process = Process::start();
     let mut client = process.ask();
     process.signal("-TERM");
-    process.refuses_connections();
+    process.says("draining");
     client.write_all(b"{\"model\":").unwrap();
     let mut answer = String::new();
     client.read_to_string(&mut answer).unwrap();
     // Whole, and no JSON.
     assert!(answer.contains("HTTP/1.1 400 ") && answer.contains("InvalidRequest"), "{answer}");
-    assert_eq!(process.ended().0, Some(0));
+    assert_eq!(process.ended(), Some(0));
 }

@@ -18,10 +18,17 @@ use crate::view::{Holdings, PodReport};
 const PERIOD: Duration = Duration::from_secs(1);
 /// Between the beginnings of two rounds, however many wait for one.
 const SPACING: Duration = Duration::from_millis(100);
-/// What has come by then is shown, without waiting for those who take their time.
-const EARLY: Duration = Duration::from_millis(50);
-const TIMEOUT: Duration = Duration::from_millis(800);
+const PATIENCE: Patience = Patience { early: Duration::from_millis(50), answer: Duration::from_millis(800) };
 const CONCURRENT_MAX: usize = 128;
+
+/// How long one round waits.
+#[derive(Clone, Copy, Debug)]
+struct Patience {
+    /// What has come by then is shown, without waiting for those who take their time.
+    early: Duration,
+    /// For the answer of one pod.
+    answer: Duration,
+}
 
 /// What is known of each pod by name.
 pub type Reports = BTreeMap<String, Polled>;
@@ -56,7 +63,7 @@ pub fn start(sources: Sources, stores: Stores) -> watch::Receiver<Option<Arc<Hea
                     sender.send_replace(Some(Arc::new(Heard { reports: reports.clone(), over: number - 1 })));
                 }
             };
-            reports = round(&sources, stores.endpoints(), &reports, early).await;
+            reports = round(&sources, stores.endpoints(), &reports, PATIENCE, early).await;
             sender.send_replace(Some(Arc::new(Heard { reports: reports.clone(), over: number })));
         }
     });
@@ -68,6 +75,7 @@ async fn round(
     sources: &Sources,
     endpoints: BTreeMap<String, Endpoint>,
     before: &Reports,
+    patience: Patience,
     early: impl Fn(&Reports),
 ) -> Reports {
     let mut reports = before.clone();
@@ -75,29 +83,35 @@ async fn round(
     let polls = endpoints.into_iter().map(|(pod, endpoint)| {
         // Another address is another pod.
         let last = before.get(&pod).filter(|last| last.address == endpoint.address);
-        poll(sources, pod, endpoint, last.and_then(|last| last.report.clone()))
+        poll(sources, pod, endpoint, last.and_then(|last| last.report.clone()), patience.answer)
     });
     let mut answers = std::pin::pin!(futures::stream::iter(polls).buffer_unordered(CONCURRENT_MAX));
-    let mut patience = std::pin::pin!(tokio::time::sleep(EARLY));
-    let mut patient = true;
+    let mut is_early = std::pin::pin!(tokio::time::sleep(patience.early));
+    let mut shown = false;
     loop {
         tokio::select! {
             answer = answers.next() => match answer {
                 Some((pod, polled)) => drop(reports.insert(pod, polled)),
                 None => return reports,
             },
-            () = patience.as_mut(), if patient => {
-                patient = false;
+            () = is_early.as_mut(), if !shown => {
+                shown = true;
                 early(&reports);
             }
         }
     }
 }
 
-async fn poll(sources: &Sources, pod: String, endpoint: Endpoint, last: Option<Arc<PodReport>>) -> (String, Polled) {
+async fn poll(
+    sources: &Sources,
+    pod: String,
+    endpoint: Endpoint,
+    last: Option<Arc<PodReport>>,
+    answer_time: Duration,
+) -> (String, Polled) {
     let known = last.as_ref().map(|report| &report.holdings);
-    let answer = tokio::time::timeout(TIMEOUT, ask(sources, &pod, &endpoint, known)).await;
-    let answer = answer.unwrap_or_else(|_| Err(format!("no answer within {} ms", TIMEOUT.as_millis())));
+    let answer = tokio::time::timeout(answer_time, ask(sources, &pod, &endpoint, known)).await;
+    let answer = answer.unwrap_or_else(|_| Err(format!("no answer within {} ms", answer_time.as_millis())));
     let address = endpoint.address;
     let polled = match answer {
         Ok(report) => Polled { address, report: Some(Arc::new(report)), error: None },

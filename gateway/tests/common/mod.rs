@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -27,9 +27,12 @@ use lorafleet_gateway::upstream::Upstream;
 use lorafleet_gateway::view::{AdapterView, FleetView, Holding, Holdings, PodReport, PodView};
 use lorafleet_listen::Room;
 use tokio::io::AsyncWriteExt as _;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
+
+/// Longer than anything takes on the slowest of machines: a test that waits so long has failed.
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Digest of the adapter `support`.
 pub const SUPPORT: Digest = Digest::from_bytes([0xa1; 32]);
@@ -77,6 +80,8 @@ pub enum Behaviour {
 pub struct Pod {
     pub address: SocketAddr,
     pub seen: Arc<Seen>,
+    /// Keeps the port of a pod that does not listen from all others.
+    _bound: Option<Arc<TcpSocket>>,
 }
 
 /// What a pod has seen.
@@ -115,13 +120,14 @@ pub async fn pod(behaviour: Behaviour) -> Pod {
     let seen = Arc::new(Seen::default());
     let routes = Router::new().fallback(answer).with_state((behaviour, Arc::clone(&seen)));
     tokio::spawn(async move { axum::serve(listener, routes).await });
-    Pod { address, seen }
+    Pod { address, seen, _bound: None }
 }
 
 /// A pod that refuses connections.
 pub async fn dead_pod() -> Pod {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    Pod { address: listener.local_addr().unwrap(), seen: Arc::default() }
+    let bound = TcpSocket::new_v4().unwrap();
+    bound.bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    Pod { address: bound.local_addr().unwrap(), seen: Arc::default(), _bound: Some(Arc::new(bound)) }
 }
 
 struct DropCounter(Arc<Seen>, bool);
@@ -286,7 +292,7 @@ pub async fn front_with(
     api_keys: Option<watch::Receiver<Arc<lorafleet_gateway::keys::Keys>>>,
 ) -> Front {
     let (_, engine_key) = watch::channel(Some(HeaderValue::from_static("Bearer engine-key")));
-    let fleet = Fleet::new();
+    let fleet = Fleet::new(PATIENCE);
     fleet.publish(view(pods, &fleet), 0);
     let gateway = Arc::new(Gateway {
         fleet,
@@ -361,13 +367,18 @@ pub async fn error_of(response: reqwest::Response) -> (u16, String, String) {
     (status, field("code"), field("message"))
 }
 
-/// Waits until `met`, at most two seconds.
+/// Waits until `met`.
 pub async fn until(what: &str, mut met: impl FnMut() -> bool) {
-    for _ in 0..200 {
-        if met() {
-            return;
-        }
+    let began = Instant::now();
+    while !met() {
+        assert!(began.elapsed() < PATIENCE, "it never came: {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    panic!("not within two seconds: {what}");
+}
+
+/// Says `heard` once somebody waits for what the pods say, as the answer to that question.
+pub async fn say(fleet: &Fleet, heard: impl FnOnce(FleetView) -> FleetView) {
+    fleet.wanted().await;
+    let round = fleet.begin_round();
+    fleet.publish(heard((*fleet.view()).clone()), round);
 }
