@@ -31,6 +31,10 @@ pub struct Limits {
     /// Open client connections.
     #[arg(long, env = "LORAFLEET_MAX_CONNECTIONS", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub max_connections: u32,
+    /// Those of one address among them [default: half of them]. Where all clients come from the address of a load balancer it may
+    /// be as many: an eighth of all is kept for addresses that have few.
+    #[arg(long, env = "LORAFLEET_MAX_CONNECTIONS_PER_PEER", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub max_connections_per_peer: Option<u32>,
     /// Bytes of a request's body.
     #[arg(long, env = "LORAFLEET_MAX_BODY_BYTES", default_value_t = 4 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub max_body_bytes: u64,
@@ -87,6 +91,7 @@ impl Limits {
             max_queue,
             queue_timeout_seconds,
             max_connections,
+            max_connections_per_peer: _,
             max_body_bytes,
             max_bodies_bytes,
             max_reply_bytes,
@@ -109,6 +114,7 @@ impl Limits {
             max_queue,
             queue_timeout_seconds = queue_timeout_seconds.as_secs_f64(),
             max_connections,
+            max_connections_per_peer = self.of_connections().connections_per_peer,
             max_body_bytes,
             max_bodies_bytes,
             max_reply_bytes,
@@ -129,7 +135,12 @@ impl Limits {
 
     /// Those of a connection.
     pub fn of_connections(&self) -> Bounds {
-        Bounds::of_clients(self.max_connections as usize, self.head_timeout_seconds, self.write_timeout_seconds)
+        let all = self.max_connections as usize;
+        let bounds = Bounds::of_clients(all, self.head_timeout_seconds, self.write_timeout_seconds);
+        match self.max_connections_per_peer {
+            Some(most) => Bounds { connections_per_peer: most as usize, ..bounds },
+            None => bounds,
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use lorafleet_crds::top::Top;
+use lorafleet_listen::Change;
 use prometheus::core::Collector;
 use prometheus::{
     Encoder as _, Gauge, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
@@ -64,7 +65,8 @@ pub struct Metrics {
     retries: IntCounterVec,
     outstanding: IntGaugeVec,
     queued: IntGauge,
-    pub connections: IntGauge,
+    connections: IntGauge,
+    connections_refused: IntCounter,
     pods: IntGaugeVec,
     adapters: IntGauge,
     pub poll_failures: IntCounter,
@@ -112,6 +114,13 @@ impl Metrics {
             outstanding: gauges("requests_in_progress", "Requests in progress, by model.", &["model"])?,
             queued: gauge("requests_queued", "Requests that wait for a place.")?,
             connections: gauge("client_connections", "Open client connections.")?,
+            connections_refused: register(
+                &registry,
+                IntCounter::new(
+                    "client_connections_refused_total",
+                    "Connections of addresses that had as many as one may have.",
+                )?,
+            )?,
             pods: gauges("pods", "Engine pods by state: ready, unready or unreachable.", &["state"])?,
             adapters: gauge("adapters", "Adapters of the pool that have a current revision.")?,
             poll_failures: register(
@@ -166,6 +175,14 @@ impl Metrics {
         ];
         for (kind, count) in kinds {
             self.tokens.with_label_values(&[label, kind]).inc_by(count);
+        }
+    }
+
+    pub fn connection(&self, change: Change) {
+        match change {
+            Change::Opened => self.connections.inc(),
+            Change::Closed => self.connections.dec(),
+            Change::Refused => self.connections_refused.inc(),
         }
     }
 

@@ -98,7 +98,7 @@ async fn serve_until_told(
         let (routes, metrics) = (front::routes(Arc::clone(gateway)), Arc::clone(&gateway.metrics));
         let (limits, drain) = (limits.clone(), drain.clone());
         async move {
-            let count = move |change| metrics.connections.add(change);
+            let count = move |change| metrics.connection(change);
             lorafleet_listen::serve(listener, routes, limits.of_connections(), count, drain).await;
         }
     });

@@ -119,7 +119,7 @@ fn the_log_names_each_limit_as_a_number() {
     let limits = process.log.iter().map(|line| &line["fields"]).find(|fields| fields["message"] == "limits").unwrap();
     assert_eq!((&limits["max_queue"], &limits["drain_delay_seconds"]), (&7.into(), &0.0.into()), "{limits}");
     let others = limits.as_object().unwrap().iter().filter(|(name, _)| *name != "message");
-    assert!(others.clone().count() == 20 && others.clone().all(|(_, value)| value.is_number()), "{limits}");
+    assert!(others.clone().count() == 21 && others.clone().all(|(_, value)| value.is_number()), "{limits}");
 }
 
 #[test]

@@ -1,39 +1,38 @@
-//! Accepting connections with a limit on each of their phases, and ending them in order; and the room for their bodies.
+//! Accepting connections with a limit on each of their phases and on those of one peer, and ending them in order; and the
+//! room for their bodies.
 
+mod connection;
+mod peers;
 mod room;
 mod told;
 
-use std::io;
-use std::pin::{Pin, pin};
+use std::io::Write as _;
+use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
-use hyper::server::conn::http1;
-use hyper::service::{Service as _, service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use connection::converse;
+use peers::{Peers, peer_of};
 pub use room::{Full, NotReceived, Price, Received, Room, Share, receive};
 pub use told::{End, Heard, Told};
 
-/// Bytes of a request's head.
-const HEAD_BYTES_MAX: usize = 64 << 10;
-const HEADERS_MAX: usize = 128;
+/// Time between two lines of the log about connections that are refused.
+const QUIET: Duration = Duration::from_secs(10);
 
-/// What one client may take.
+/// What clients may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// Connections that are open at once.
     pub connections: usize,
+    /// Those of one peer among them.
+    pub connections_per_peer: usize,
     /// Time until the head of the next request has come whole, and so the age of an idle connection. Longer than
     /// clients of ours keep one idle, or they would write into connections that are being closed.
     pub head_time: Duration,
@@ -47,70 +46,66 @@ impl Bounds {
     /// For probes and scrapers: few, and gone soon, so that who opens many and says nothing keeps them out for a moment only.
     pub const PROBES: Self = Self {
         connections: 256,
+        connections_per_peer: 128,
         head_time: Duration::from_secs(5),
         first_head_time: Duration::from_secs(5),
         write_time: Duration::from_secs(5),
     };
 
-    /// For those who ask for answers.
+    /// For those who ask for answers. One peer may have half of the connections.
     pub fn of_clients(connections: usize, head_time: Duration, write_time: Duration) -> Self {
-        Self { connections, head_time, first_head_time: head_time.min(Duration::from_secs(10)), write_time }
+        Self {
+            connections,
+            connections_per_peer: connections.div_ceil(2),
+            head_time,
+            first_head_time: head_time.min(Duration::from_secs(10)),
+            write_time,
+        }
     }
 }
 
+/// What becomes of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    Opened,
+    Closed,
+    /// Its peer has as many as one may have.
+    Refused,
+}
+
 /// Serves `routes` until `drain`; then takes no more connections, lets each end its request, and returns when all have.
-/// `changed` hears +1 and -1 as connections come and go.
+/// `changed` hears of connections that come and go.
 pub async fn serve(
     listener: TcpListener,
     routes: Router,
     bounds: Bounds,
-    changed: impl Fn(i64) + Clone + Send + 'static,
+    changed: impl Fn(Change) + Clone + Send + 'static,
     drain: CancellationToken,
 ) {
     let connections = TaskTracker::new();
     let places = Arc::new(Semaphore::new(bounds.connections.min(Semaphore::MAX_PERMITS)));
-    // A client that ends its side of the connection counts as gone, and what it asked for is given up. One that has only
-    // half closed it (`nc -N`) looks the same to the kernel until something is written, and an answer may take minutes to
-    // its first byte: to wait for it would be to compute for nobody whenever a client hangs up.
-    let mut builder = http1::Builder::new();
-    builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(bounds.head_time)
-        .max_header_size(HEAD_BYTES_MAX)
-        .max_headers(HEADERS_MAX);
+    let (peers, mut told) = (Peers::default(), None);
     loop {
         // Without a place nothing is accepted: the rest waits in the kernel's queue, which is bounded.
         let accepted = tokio::select! {
             () = drain.cancelled() => break,
             accepted = accept(&listener, &places) => accepted,
         };
-        let Some((stream, place)) = accepted else {
+        let Some((stream, peer, place)) = accepted else {
             continue;
         };
-        let (heard, answering) = (Arc::new(AtomicBool::new(false)), TowerToHyperService::new(routes.clone()));
-        let noted = heard.clone();
-        let service = service_fn(move |request| {
-            noted.store(true, Relaxed);
-            answering.call(request)
-        });
-        let builder = builder.clone();
-        let (changed, drain) = (changed.clone(), drain.clone());
+        let Some(held) = peers.hold(peer, bounds) else {
+            refuse(stream, peer, bounds, &mut told);
+            changed(Change::Refused);
+            continue;
+        };
+        let conversation = converse(stream, routes.clone(), bounds, drain.clone());
+        let changed = changed.clone();
         connections.spawn(async move {
-            let _place = place;
-            changed(1);
-            let io = TokioIo::new(Watched::new(stream, bounds, heard));
-            let mut connection = pin!(builder.serve_connection(io, service));
-            let ended = tokio::select! {
-                ended = connection.as_mut() => ended,
-                () = drain.cancelled() => {
-                    connection.as_mut().graceful_shutdown();
-                    connection.await
-                }
-            };
-            if let Err(error) = ended {
-                tracing::debug!(%error, "a client connection broke");
-            }
-            changed(-1);
+            let _until_its_end = (place, held);
+            changed(Change::Opened);
+            conversation.await;
+            changed(Change::Closed);
         });
     }
     drop(listener);
@@ -118,16 +113,13 @@ pub async fn serve(
     connections.wait().await;
 }
 
-async fn accept(
-    listener: &TcpListener,
-    places: &Arc<Semaphore>,
-) -> Option<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> Option<(TcpStream, IpAddr, OwnedSemaphorePermit)> {
     let place = Arc::clone(places).acquire_owned().await.ok()?;
     match listener.accept().await {
-        Ok((stream, _)) => {
+        Ok((stream, address)) => {
             // Each event of a stream shall leave at once.
             let _ = stream.set_nodelay(true);
-            Some((stream, place))
+            Some((stream, peer_of(address.ip()), place))
         }
         Err(error) => {
             tracing::warn!(%error, "a connection could not be accepted");
@@ -138,144 +130,136 @@ async fn accept(
     }
 }
 
-/// A connection whose client must speak and must read. Until a first head has come, its time is short: else whoever opens
-/// connections and says nothing would hold all places for as long as an idle client may. If the kernel takes no byte for
-/// `write_time`, writing fails: else a client that stops reading would hold its place and its pod's for ever.
-struct Watched {
-    stream: TcpStream,
-    heard: Arc<AtomicBool>,
-    first_head: Pin<Box<Sleep>>,
-    write_time: Duration,
-    writing: Pin<Box<Sleep>>,
-    waiting: bool,
-}
-
-impl Watched {
-    fn new(stream: TcpStream, bounds: Bounds, heard: Arc<AtomicBool>) -> Self {
-        Self {
-            stream,
-            heard,
-            first_head: Box::pin(sleep(bounds.first_head_time)),
-            write_time: bounds.write_time,
-            writing: Box::pin(sleep(bounds.write_time)),
-            waiting: false,
-        }
+/// Says why, and waits for nothing: who has too many connections shall not keep others waiting.
+fn refuse(stream: TcpStream, peer: IpAddr, bounds: Bounds, told: &mut Option<Instant>) {
+    let most = bounds.connections_per_peer;
+    if told.is_none_or(|told| told.elapsed() >= QUIET) {
+        *told = Some(Instant::now());
+        tracing::warn!(%peer, most, "a peer has as many connections as one may have: more are refused");
     }
-
-    fn bound<T>(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if result.is_ready() {
-            self.waiting = false;
-            return result;
-        }
-        if !self.waiting {
-            self.waiting = true;
-            self.writing.as_mut().reset(Instant::now() + self.write_time);
-        }
-        match self.writing.as_mut().poll(cx) {
-            Poll::Ready(()) => Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read"))),
-            Poll::Pending => Poll::Pending,
-        }
-    }
-}
-
-impl AsyncRead for Watched {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        // Bytes that drip in do not put it off.
-        if !self.heard.load(Relaxed) && self.first_head.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client says nothing")));
-        }
-        Pin::new(&mut self.stream).poll_read(cx, buffer)
-    }
-}
-
-impl AsyncWrite for Watched {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let result = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.bound(cx, result)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let result = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
-        self.bound(cx, result)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let result = Pin::new(&mut self.stream).poll_flush(cx);
-        self.bound(cx, result)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let result = Pin::new(&mut self.stream).poll_shutdown(cx);
-        self.bound(cx, result)
-    }
+    let body = format!(
+        r#"{{"error":{{"message":"this address has {most} connections, which is the limit per peer","type":"rate_limit_error","param":null,"code":"Busy"}}}}"#
+    );
+    let head =
+        "HTTP/1.1 429 Too Many Requests\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close";
+    let answer = format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    // It may have gone, or sent so much that it never reads this.
+    let _ = stream.into_std().and_then(|mut stream| stream.write_all(answer.as_bytes()));
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
     use axum::routing::get;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpSocket;
+    use tokio::time::timeout;
 
     use super::*;
 
-    /// A head that has begun does not earn its client the time of one who has asked something before; who has, keeps it.
-    #[tokio::test]
-    async fn a_first_head_has_less_time_than_the_next() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let [short, long] = [300, 3_000].map(Duration::from_millis);
-        let bounds = Bounds { connections: 4, head_time: long, first_head_time: short, write_time: long };
-        let routes = Router::new().route("/", get(|| async { "ok" }));
-        tokio::spawn(serve(listener, routes, bounds, |_| (), CancellationToken::new()));
-        for (first, expected) in [("GET / HTTP/1.1\r\nhost:", short), (WHOLE, long)] {
-            let mut client = TcpStream::connect(address).await.unwrap();
-            let begun = Instant::now();
-            client.write_all(first.as_bytes()).await.unwrap();
-            let mut answer = Vec::new();
-            // Closed or reset: over.
-            let _ = client.read_to_end(&mut answer).await;
-            let lasted = begun.elapsed();
-            assert!(lasted >= expected && (first == WHOLE || lasted < long), "{first:?} lasted {lasted:?}");
-            assert_eq!(answer.is_empty(), first != WHOLE);
-        }
+    /// Longer than anything takes on the slowest of machines.
+    const PATIENCE: Duration = Duration::from_secs(60);
+    const HOUR: Duration = Duration::from_secs(3_600);
+
+    async fn listener() -> TcpListener {
+        TcpListener::bind("127.0.0.1:0").await.unwrap()
     }
 
-    const WHOLE: &str = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+    fn routes() -> Router {
+        Router::new().route("/", get(|| async { "ok" }))
+    }
+
+    /// A connection from one of the addresses that a machine has for itself.
+    async fn connect(from: [u8; 4], listener: std::net::SocketAddr) -> TcpStream {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind((IpAddr::from(from), 0).into()).unwrap();
+        socket.connect(listener).await.unwrap()
+    }
+
+    async fn ask(mut client: TcpStream) -> String {
+        client.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        timeout(PATIENCE, client.read_to_string(&mut answer)).await.expect("an answer").unwrap();
+        answer
+    }
 
     /// Who opens connections and says nothing loses them, and those who wait behind him are served.
     #[tokio::test]
     async fn half_open_connections_give_their_places_to_others() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = listener().await;
         let address = listener.local_addr().unwrap();
         let bounds = Bounds {
             connections: 4,
+            connections_per_peer: 4,
             head_time: Duration::from_millis(300),
             first_head_time: Duration::from_millis(300),
             ..Bounds::PROBES
         };
         let drain = CancellationToken::new();
-        let routes = Router::new().route("/", get(|| async { "ok" }));
-        let serving = tokio::spawn(serve(listener, routes, bounds, |_| (), drain.clone()));
+        let serving = tokio::spawn(serve(listener, routes(), bounds, |_| (), drain.clone()));
         let mut silent = Vec::new();
         for _ in 0..20 {
             let mut client = TcpStream::connect(address).await.unwrap();
-            client.write_all(b"GET / HTTP/1.1\r\nhost:").await.unwrap();
+            // It may have been closed already.
+            let _ = client.write_all(b"GET / HTTP/1.1\r\nhost:").await;
             silent.push(client);
         }
-        let mut probe = TcpStream::connect(address).await.unwrap();
-        probe.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
-        let mut answer = String::new();
-        tokio::time::timeout(Duration::from_secs(5), probe.read_to_string(&mut answer)).await.unwrap().unwrap();
-        assert!(answer.starts_with("HTTP/1.1 200 OK") && answer.ends_with("ok"), "{answer}");
+        // The slower the machine, the more often also he who speaks comes too late.
+        let begun = Instant::now();
+        loop {
+            let mut probe = TcpStream::connect(address).await.unwrap();
+            let _ = probe.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
+            let mut answer = String::new();
+            let _ = timeout(PATIENCE, probe.read_to_string(&mut answer)).await.expect("an end");
+            if answer.starts_with("HTTP/1.1 200 OK") && answer.ends_with("ok") {
+                break;
+            }
+            assert!(begun.elapsed() < PATIENCE, "{answer:?}");
+        }
         drain.cancel();
-        tokio::time::timeout(Duration::from_secs(5), serving).await.unwrap().unwrap();
+        timeout(PATIENCE, serving).await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_opens_all_it_can_leaves_the_others_theirs() {
+        let listener = listener().await;
+        let address = listener.local_addr().unwrap();
+        let counts: Arc<[AtomicUsize; 3]> = Arc::default();
+        let count = {
+            let counts = counts.clone();
+            move |change| _ = counts[change as usize].fetch_add(1, SeqCst)
+        };
+        let bounds = Bounds { first_head_time: HOUR, ..Bounds::of_clients(16, HOUR, HOUR) };
+        let drain = CancellationToken::new();
+        let serving = tokio::spawn(serve(listener, routes(), bounds, count, drain.clone()));
+        let mut greedy = Vec::new();
+        for _ in 0..8 {
+            greedy.push(connect([127, 0, 0, 2], address).await);
+        }
+        // More are refused, each of them at once, and say why.
+        for _ in 0..20 {
+            let mut answer = String::new();
+            let mut more = connect([127, 0, 0, 2], address).await;
+            timeout(PATIENCE, more.read_to_string(&mut answer)).await.expect("an answer").unwrap();
+            let why = "this address has 8 connections, which is the limit per peer";
+            assert!(answer.starts_with("HTTP/1.1 429 ") && answer.contains(why) && answer.contains("Busy"), "{answer}");
+        }
+        for _ in 0..20 {
+            assert!(ask(connect([127, 0, 0, 3], address).await).await.ends_with("ok"));
+        }
+        assert_eq!(counts[Change::Refused as usize].load(SeqCst), 20);
+        // What it gives back it may have again.
+        assert!(ask(greedy.pop().unwrap()).await.ends_with("ok"));
+        let begun = Instant::now();
+        while counts[Change::Closed as usize].load(SeqCst) < 21 {
+            assert!(begun.elapsed() < PATIENCE, "a connection is not closed");
+            sleep(Duration::from_millis(10)).await;
+        }
+        assert!(ask(connect([127, 0, 0, 2], address).await).await.ends_with("ok"));
+        drain.cancel();
+        drop(greedy);
+        timeout(PATIENCE, serving).await.unwrap().unwrap();
     }
 }

@@ -312,7 +312,7 @@ pub async fn front_with(
         let (routes, metrics) = (front::routes(Arc::clone(&gateway)), Arc::clone(&gateway.metrics));
         let drain = drain.clone();
         async move {
-            let count = move |change| metrics.connections.add(change);
+            let count = move |change| metrics.connection(change);
             lorafleet_listen::serve(listener, routes, limits.of_connections(), count, drain).await;
         }
     });
