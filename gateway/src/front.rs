@@ -91,7 +91,13 @@ async fn with_request_id(mut request: Request, next: Next) -> Response {
 }
 
 async fn complete(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
-    match try_complete(&gateway, request).await {
+    let answered = tokio::select! {
+        // First, so that nobody is sent to a pod in the place of one who has just been told.
+        biased;
+        () = gateway.stop.cancelled() => Err(stopped().into()),
+        answered = try_complete(&gateway, request) => answered,
+    };
+    match answered {
         Ok(answer) => answer,
         Err(NoAnswer::Said(answer)) => {
             let (head, body) = answer.into_parts();
@@ -131,10 +137,10 @@ async fn try_complete(gateway: &Gateway, request: Request) -> Result<Response, N
     let asked = Asked { client, head, body, inspected };
     let target = asked.resolve(gateway)?;
     counted.push(gateway.in_flight.model(target.name(), limits)?);
-    let mut meter = Meter::new(Arc::clone(&gateway.metrics), target.name(), place, counted);
+    let mut meter = Meter::new(gateway, target.name(), place, counted);
     let answering = asked.offer(gateway, target).await.inspect_err(|no_answer| match no_answer {
         NoAnswer::Refused(refusal) => meter.refused(refusal.code.status().as_u16(), refusal.code),
-        NoAnswer::Said(answer) => meter.said(answer.status().as_u16()),
+        NoAnswer::Said(answer) => meter.answered(answer.status().as_u16()),
     })?;
     let request_id = asked.head.headers.get(headers::REQUEST_ID);
     tracing::debug!(client = asked.client.name, pod = answering.pod, ?request_id, "answering");
@@ -246,6 +252,11 @@ async fn no_route(State(gateway): State<Arc<Gateway>>, request: Request) -> Resp
 async fn no_method(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
     let message = format!("{} does not take {}", request.uri().path(), request.method());
     refuse(&gateway, Refusal::new(Code::MethodNotAllowed, message))
+}
+
+/// What everybody is told whose answer the end of the process cuts off.
+pub fn stopped() -> Refusal {
+    Refusal::new(Code::Draining, "the gateway stops and this request has had its time")
 }
 
 fn refuse(gateway: &Gateway, refusal: Refusal) -> Response {

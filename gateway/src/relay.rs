@@ -21,7 +21,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Code, Refusal};
-use crate::front::Gateway;
+use crate::front::{Gateway, stopped};
 use crate::headers;
 use crate::limits::REPLY_PRICE;
 use crate::load::Counted;
@@ -36,50 +36,55 @@ pub struct Meter {
     began: Instant,
     status: u16,
     first_byte: Option<Duration>,
-    outcome: Outcome,
+    /// `None` while nobody has said how it ends.
+    outcome: Option<Outcome>,
+    stop: CancellationToken,
     _place: OwnedSemaphorePermit,
     /// What the request counts for: its model, and its client if it has a key.
     _counted: Vec<Counted>,
 }
 
 impl Meter {
-    /// Until `answered` or `refused` is called, the client is taken to have gone.
-    pub fn new(metrics: Arc<Metrics>, model: &str, place: OwnedSemaphorePermit, counted: Vec<Counted>) -> Self {
-        metrics.begin(model);
+    /// Dropped before anybody has said how it ended, it was given up: by the client, or because the gateway stops.
+    pub fn new(gateway: &Gateway, model: &str, place: OwnedSemaphorePermit, counted: Vec<Counted>) -> Self {
+        gateway.metrics.begin(model);
         Self {
-            metrics,
+            metrics: Arc::clone(&gateway.metrics),
             model: model.to_owned(),
             began: Instant::now(),
             status: 0,
             first_byte: None,
-            outcome: Outcome::ClientGone,
+            outcome: None,
+            stop: gateway.stop.clone(),
             _place: place,
             _counted: counted,
         }
     }
 
-    fn answered(&mut self, usage: Option<&Usage>) {
-        self.outcome = Outcome::Answered;
-        if let Some(usage) = usage {
-            self.metrics.tokens(&self.model, usage);
-        }
-    }
-
-    /// A pod's own refusal goes to the client.
-    pub fn said(&mut self, status: u16) {
+    /// The whole answer of a pod, good or its own refusal, goes to the client.
+    pub fn answered(&mut self, status: u16) {
         self.status = status;
-        self.outcome = Outcome::Answered;
+        self.outcome = Some(Outcome::Answered);
     }
 
     pub fn refused(&mut self, status: u16, code: Code) {
         self.status = status;
-        self.outcome = Outcome::Refused(code);
+        self.outcome = Some(Outcome::Refused(code));
+    }
+
+    fn first_byte_now(&mut self) {
+        let began = self.began;
+        self.first_byte.get_or_insert_with(|| began.elapsed());
     }
 }
 
 impl Drop for Meter {
     fn drop(&mut self) {
-        self.metrics.end(&self.model, self.status, self.outcome, self.first_byte, self.began.elapsed());
+        if self.outcome.is_none() && self.stop.is_cancelled() {
+            self.refused(Code::Draining.status().as_u16(), Code::Draining);
+        }
+        let outcome = self.outcome.unwrap_or(Outcome::ClientGone);
+        self.metrics.end(&self.model, self.status, outcome, self.first_byte, self.began.elapsed());
     }
 }
 
@@ -94,12 +99,15 @@ pub struct Wish {
 pub async fn relay(answering: Answering, wish: Wish, mut meter: Meter, gateway: &Gateway) -> Response {
     let Answering { pod, response, counted } = answering;
     let (head, body) = response.into_parts();
-    meter.status = head.status.as_u16();
+    let status = head.status.as_u16();
+    meter.status = status;
     let headers = headers::downstream(&head.headers);
     let is_stream = head.headers.get(header::CONTENT_TYPE).is_some_and(|value| {
         value.to_str().is_ok_and(|value| value.trim_start().to_ascii_lowercase().starts_with("text/event-stream"))
     });
     let mut answer = if is_stream && wish.stream && head.status.is_success() {
+        // What the gateway itself ends from here on ends with an event that says so.
+        meter.outcome = Some(Outcome::ClientGone);
         let events = Events {
             body,
             follower: Follower::new(wish.hide_usage),
@@ -114,8 +122,11 @@ pub async fn relay(answering: Answering, wish: Wish, mut meter: Meter, gateway: 
     } else {
         match whole(body, gateway, &pod).await {
             Ok(bytes) => {
-                meter.first_byte = Some(meter.began.elapsed());
-                meter.answered(Usage::of_reply(&bytes).as_ref());
+                meter.first_byte_now();
+                meter.answered(status);
+                if let Some(usage) = Usage::of_reply(&bytes) {
+                    meter.metrics.tokens(&meter.model, &usage);
+                }
                 Response::new(Body::from(bytes))
             }
             Err(refusal) => {
@@ -172,7 +183,7 @@ async fn next_data(body: &mut Incoming, silence: Duration, pod: &str) -> Result<
     }
 }
 
-/// A stream of events under way. Dropped before `[DONE]`, it counts as a client that has gone.
+/// A stream of events under way. Dropped before `[DONE]`, it counts as one whose client has gone.
 struct Events {
     body: Incoming,
     follower: Follower,
@@ -195,7 +206,6 @@ impl Events {
     /// The next bytes for the client; `None` at the end.
     async fn next(&mut self) -> Option<Bytes> {
         while !self.ended {
-            let stopped = || Refusal::new(Code::Draining, "the gateway stops and this answer has had its time");
             let data = tokio::select! {
                 () = self.stop.cancelled() => Err(stopped()),
                 data = next_data(&mut self.body, self.silence, &self.pod) => data,
@@ -206,8 +216,7 @@ impl Events {
                 Err(refusal) => self.fail(&refusal),
             };
             if !bytes.is_empty() {
-                let began = self.meter.began;
-                self.meter.first_byte.get_or_insert_with(|| began.elapsed());
+                self.meter.first_byte_now();
                 return Some(bytes);
             }
         }
@@ -216,10 +225,9 @@ impl Events {
 
     /// Many clients hang up at `[DONE]`, before the pod's end of the body has come: the answer counts from there on.
     fn pass(&mut self, data: Bytes) -> Bytes {
-        let was_done = self.follower.done;
         let bytes = self.follower.push(data);
-        if self.follower.done && !was_done {
-            self.note_usage();
+        if self.follower.done {
+            self.meter.answered(self.meter.status);
         }
         bytes
     }
@@ -231,7 +239,7 @@ impl Events {
             return Bytes::new();
         }
         if self.follower.blind() {
-            self.note_usage();
+            self.meter.answered(self.meter.status);
             return Bytes::new();
         }
         let message = format!("pod {} ended its answer before [DONE]", self.pod);
@@ -249,11 +257,12 @@ impl Events {
         self.meter.refused(self.meter.status, refusal.code);
         refusal.event()
     }
+}
 
-    /// What the stream cost: as the engine counted, else one token per event.
-    fn note_usage(&mut self) {
-        let counted = Usage { completion_tokens: self.follower.events, ..Usage::default() };
-        let usage = self.follower.usage.unwrap_or(counted);
-        self.meter.answered(Some(&usage));
+impl Drop for Events {
+    /// What has passed was computed, however it ended: as the engine counted it, else a token for each event.
+    fn drop(&mut self) {
+        let passed = Usage { completion_tokens: self.follower.events, ..Usage::default() };
+        self.meter.metrics.tokens(&self.meter.model, &self.follower.usage.unwrap_or(passed));
     }
 }

@@ -273,3 +273,31 @@ async fn a_stop_lets_streams_end_and_cuts_those_that_do_not() {
     assert!(chunks.next().await.is_none());
     tokio::time::timeout(PATIENCE, front.serving).await.unwrap().unwrap();
 }
+
+/// Whatever a request waits for when the time to drain is over, its client is told.
+#[tokio::test]
+async fn a_stop_answers_those_who_wait_for_an_answer() {
+    let [silent, stalling] = [pod(Behaviour::Silent).await, pod(Behaviour::StallInAnswer).await];
+    for (pod, body) in [
+        (&silent, r#"{"model":"support"}"#),
+        (&silent, r#"{"model":"support","stream":true}"#),
+        (&stalling, r#"{"model":"support"}"#),
+    ] {
+        let front = front(&[pod], limits(&["--max-concurrent=1", "--queue-timeout-seconds=600"])).await;
+        let asked = pod.seen.count();
+        let stop = async {
+            until("the pod is asked", || pod.seen.count() == asked + 1).await;
+            until("the other one waits", || front.gateway.in_flight.queued() == 1).await;
+            front.gateway.stop.cancel();
+        };
+        let (first, second, ()) = tokio::join!(front.chat(body), front.chat(body), stop);
+        for answer in [first, second] {
+            assert_eq!(answer.headers()["retry-after"], "1");
+            let error = (503, "Draining".to_owned(), "the gateway stops and this request has had its time".to_owned());
+            assert_eq!(error_of(answer).await, error);
+        }
+        let ended = "lorafleet_gateway_requests_total{model=\"support\",outcome=\"Draining\",status=\"503\"}";
+        assert_eq!(front.metric(ended).as_deref(), Some("1"));
+        assert_eq!(front.metric("lorafleet_gateway_refused_total{code=\"Draining\"}").as_deref(), Some("2"));
+    }
+}

@@ -115,6 +115,21 @@ async fn the_tokens_of_a_stream_without_usage_are_its_events() {
     .await;
 }
 
+#[tokio::test]
+async fn the_tokens_of_a_stream_that_is_cut_are_those_that_passed() {
+    let stalling = pod(Behaviour::Stall).await;
+    let front = front(&[&stalling], limits(&[])).await;
+    let mut chunks = front.chat(r#"{"model":"support","stream":true}"#).await.bytes_stream();
+    assert_eq!(chunks.next().await.unwrap().unwrap(), EVENT);
+    drop(chunks);
+    let gone = "lorafleet_gateway_requests_total{model=\"support\",outcome=\"ClientGone\",status=\"200\"}";
+    until("its end is counted", || front.metric(gone).as_deref() == Some("1")).await;
+    assert_eq!(
+        front.metric("lorafleet_gateway_tokens_total{kind=\"completion\",model=\"support\"}").as_deref(),
+        Some("1")
+    );
+}
+
 /// Many clients hang up at `[DONE]`; their answers were whole.
 #[tokio::test]
 async fn a_client_that_hangs_up_at_done_was_answered() {

@@ -62,6 +62,8 @@ pub enum Behaviour {
     DieInStream,
     /// Sends half a JSON answer, then breaks the connection.
     DieInAnswer,
+    /// Sends half a JSON answer, then nothing.
+    StallInAnswer,
     /// Streams one event, then nothing.
     Stall,
     /// Streams a whole answer, then nothing: its body does not end.
@@ -192,6 +194,11 @@ async fn answer(State((behaviour, seen)): State<(Behaviour, Arc<Seen>)>, headers
         Behaviour::DieInAnswer => {
             let parts = [Ok(Bytes::from("{\"choices\":")), Err(std::io::Error::other("killed"))];
             let body = Body::from_stream(futures::stream::iter(parts));
+            ([(header::CONTENT_TYPE, "application/json")], body).into_response()
+        }
+        Behaviour::StallInAnswer => {
+            let half = futures::stream::once(std::future::ready(Ok::<_, std::io::Error>(Bytes::from("{\"choices\":"))));
+            let body = Body::from_stream(half.chain(futures::stream::pending()));
             ([(header::CONTENT_TYPE, "application/json")], body).into_response()
         }
         Behaviour::Stall => once(EVENT.to_owned(), counter),
