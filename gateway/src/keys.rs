@@ -1,4 +1,4 @@
-//! API keys of clients, and the models that each may use. Pure; `key_files` reads the folder.
+//! API keys of clients, and the models that each may use. Pure; `secret_files` reads the folder.
 
 use std::collections::{BTreeMap, BTreeSet};
 

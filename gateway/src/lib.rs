@@ -31,6 +31,7 @@ pub mod load;
 pub mod metrics;
 pub mod secret_files;
 pub mod sources;
+pub mod vital;
 
 use std::hash::{BuildHasher as _, RandomState};
 

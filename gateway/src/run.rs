@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use kube::Client;
 use lorafleet_listen::{Bounds, End, Room, Told};
 use tokio::net::TcpListener;
@@ -22,6 +22,7 @@ use crate::metrics::Metrics;
 use crate::secret_files;
 use crate::sources::{Sources, keep_up_to_date};
 use crate::upstream::Upstream;
+use crate::vital::Vital;
 
 /// Time for the last error events to leave once the time to drain is over.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -51,7 +52,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<End> {
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "starting");
     limits.tell();
     let metrics = Arc::new(Metrics::new(limits.max_metric_models as usize)?);
-    let secrets = read_secrets(&settings, &metrics).await?;
+    let vital = Vital::default();
+    let secrets = read_secrets(&settings, &metrics, &vital).await?;
     let client = Client::try_default().await.context("no configuration to reach the API server")?;
     let listener = bind(settings.listen).await?;
     let metrics_listener = bind(settings.metrics_listen).await?;
@@ -71,8 +73,9 @@ pub async fn run(settings: Settings) -> anyhow::Result<End> {
     let health = Health { gateway: Arc::clone(&gateway), draining: Arc::clone(&draining) };
     // Probes are answered to the end.
     let never = CancellationToken::new();
-    tokio::spawn(lorafleet_listen::serve(metrics_listener, health::routes(health), Bounds::PROBES, |_| (), never));
-    tokio::spawn(keep_up_to_date(Sources {
+    let probes = lorafleet_listen::serve(metrics_listener, health::routes(health), Bounds::PROBES, |_| (), never);
+    vital.spawn("probes", probes);
+    let sources = Sources {
         client,
         namespace: settings.namespace,
         pool: settings.pool,
@@ -81,8 +84,10 @@ pub async fn run(settings: Settings) -> anyhow::Result<End> {
         in_flight: Arc::clone(&gateway.in_flight),
         metrics,
         fleet: Arc::clone(&gateway.fleet),
-    }));
-    serve_until_told(&gateway, listener, &draining, told).await
+        vital: vital.clone(),
+    };
+    vital.spawn("view", keep_up_to_date(sources));
+    serve_until_told(&gateway, listener, &draining, told, &vital).await
 }
 
 /// Serves; on a signal first says so to the probes, then takes nothing new, then ends what is still under way.
@@ -91,6 +96,7 @@ async fn serve_until_told(
     listener: TcpListener,
     draining: &AtomicBool,
     mut told: Told,
+    vital: &Vital,
 ) -> anyhow::Result<End> {
     let limits = gateway.limits.clone();
     let drain = CancellationToken::new();
@@ -102,8 +108,13 @@ async fn serve_until_told(
             lorafleet_listen::serve(listener, routes, limits.of_connections(), count, drain).await;
         }
     });
-    let heard = told.next().await;
-    tracing::info!(signal = heard.name(), "draining");
+    let is_told = tokio::select! {
+        heard = told.next() => {
+            tracing::info!(signal = heard.name(), "draining");
+            true
+        }
+        () = vital.ended() => false,
+    };
     draining.store(true, Ordering::Relaxed);
     let drained = async {
         tokio::time::sleep(limits.drain_delay_seconds).await;
@@ -112,11 +123,15 @@ async fn serve_until_told(
         if tokio::time::timeout(limits.drain_timeout_seconds, serving.as_mut()).await.is_err() {
             tracing::warn!("requests are still in progress: ending them");
             gateway.stop.cancel();
-            let _ = tokio::time::timeout(LAST_WORDS, serving).await;
+            if tokio::time::timeout(LAST_WORDS, serving).await.is_err() {
+                let requests: u32 = gateway.in_flight.by_model().values().sum();
+                tracing::warn!(requests, "clients that do not read what they are told are cut off");
+            }
         }
     };
     tokio::select! {
         () = drained => {
+            ensure!(is_told, "a task ended without which the gateway knows nothing new");
             tracing::info!("stopped");
             Ok(End::Drained)
         }
@@ -127,15 +142,15 @@ async fn serve_until_told(
     }
 }
 
-async fn read_secrets(settings: &Settings, metrics: &Arc<Metrics>) -> anyhow::Result<Secrets> {
+async fn read_secrets(settings: &Settings, metrics: &Arc<Metrics>, vital: &Vital) -> anyhow::Result<Secrets> {
     let file = settings.engine_key_file.clone();
-    let engine_key = secret_files::watch_engine_key(file.clone())
+    let engine_key = secret_files::watch_engine_key(file.clone(), vital)
         .await
         .with_context(|| format!("reading the engines' key from {}", file.display()))?;
     let api_keys = match settings.api_keys_dir.clone() {
         None => None,
         Some(folder) => Some(
-            secret_files::watch_api_keys(folder.clone(), settings.namespace.clone(), Arc::clone(metrics))
+            secret_files::watch_api_keys(folder.clone(), settings.namespace.clone(), Arc::clone(metrics), vital)
                 .await
                 .with_context(|| format!("reading the API keys from {}", folder.display()))?,
         ),

@@ -12,6 +12,7 @@ use tokio::sync::watch;
 
 use crate::keys::{CLIENTS_MAX, ENTRY_BYTES_MAX, Keys};
 use crate::metrics::Metrics;
+use crate::vital::Vital;
 
 /// Time between two readings.
 const PERIOD: Duration = Duration::from_secs(2);
@@ -23,10 +24,11 @@ pub async fn watch_api_keys(
     folder: PathBuf,
     namespace: String,
     metrics: Arc<Metrics>,
+    vital: &Vital,
 ) -> io::Result<watch::Receiver<Arc<Keys>>> {
     let mut entries = read_folder(folder.clone()).await?;
     let (sender, receiver) = watch::channel(Arc::new(parse(&entries, &namespace, &metrics)));
-    tokio::spawn(async move {
+    vital.spawn("API keys", async move {
         while !sender.is_closed() {
             tokio::time::sleep(PERIOD).await;
             match read_folder(folder.clone()).await {
@@ -45,10 +47,10 @@ pub async fn watch_api_keys(
 }
 
 /// Reads the engines' key now, and keeps `Authorization` for it in the channel.
-pub async fn watch_engine_key(file: PathBuf) -> io::Result<watch::Receiver<Option<HeaderValue>>> {
+pub async fn watch_engine_key(file: PathBuf, vital: &Vital) -> io::Result<watch::Receiver<Option<HeaderValue>>> {
     let mut bytes = read_engine_key(file.clone()).await?;
     let (sender, receiver) = watch::channel(Some(authorization(&bytes)?));
-    tokio::spawn(async move {
+    vital.spawn("engine key", async move {
         while !sender.is_closed() {
             tokio::time::sleep(PERIOD).await;
             let read = read_engine_key(file.clone()).await;

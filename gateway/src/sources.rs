@@ -23,6 +23,7 @@ use crate::fleet::Fleet;
 use crate::load::InFlight;
 use crate::metrics::Metrics;
 use crate::upstream::Upstream;
+use crate::vital::Vital;
 
 /// Pause after a view, as a multiple of the time that it took: no more than a quarter of a core goes into views.
 const PAUSE: u32 = 3;
@@ -38,6 +39,8 @@ pub struct Sources {
     pub in_flight: Arc<InFlight>,
     pub metrics: Arc<Metrics>,
     pub fleet: Arc<Fleet>,
+    /// For the tasks that it starts.
+    pub vital: Vital,
 }
 
 /// Keeps the fleet's view up to date, for ever. The first view is published when all objects have been listed and every

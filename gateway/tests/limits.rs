@@ -10,6 +10,7 @@ use futures::StreamExt as _;
 use lorafleet_gateway::keys::Keys;
 use lorafleet_gateway::metrics::Metrics;
 use lorafleet_gateway::secret_files::watch_api_keys;
+use lorafleet_gateway::vital::Vital;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::Notify;
@@ -217,7 +218,9 @@ async fn keys_open_their_models_and_change_without_a_restart() {
     write("bob", r#"{"key": "bob-key-1", "models": ["*"]}"#);
     write("broken", "{");
     let metrics = Arc::new(Metrics::new(1).unwrap());
-    let keys = watch_api_keys(folder.path().to_owned(), "demo".to_owned(), Arc::clone(&metrics)).await.unwrap();
+    let keys = watch_api_keys(folder.path().to_owned(), "demo".to_owned(), Arc::clone(&metrics), &Vital::default())
+        .await
+        .unwrap();
     let echo = pod(Behaviour::Echo).await;
     let front = front_with(&[&echo], limits(&[]), Some(keys)).await;
     let ask = async |key: Option<&str>, model: &str| {

@@ -44,7 +44,7 @@ pub struct Heard {
 /// Starts polling. `None` until the first round is over.
 pub fn start(sources: Sources, stores: Stores) -> watch::Receiver<Option<Arc<Heard>>> {
     let (sender, receiver) = watch::channel(None);
-    tokio::spawn(async move {
+    sources.vital.clone().spawn("poll", async move {
         let mut reports = Reports::new();
         let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

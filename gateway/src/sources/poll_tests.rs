@@ -18,6 +18,7 @@ use crate::limits::Limits;
 use crate::load::InFlight;
 use crate::metrics::Metrics;
 use crate::upstream::Upstream;
+use crate::vital::Vital;
 
 /// Sources that reach pods, and no API server.
 fn sources() -> Sources {
@@ -37,6 +38,7 @@ fn sources() -> Sources {
         in_flight: InFlight::new(&limits),
         metrics: Arc::new(Metrics::new(10).unwrap()),
         fleet: Fleet::new(Duration::ZERO),
+        vital: Vital::default(),
     }
 }
 

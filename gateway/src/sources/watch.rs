@@ -98,7 +98,7 @@ pub fn start(sources: &Sources) -> (Stores, Arc<Notify>) {
         adapters: watch.start("LoraAdapter", adapters, watcher::Config::default()),
         slices: watch.start("EndpointSlice", slices, watcher::Config::default().labels(&engines)),
     };
-    tokio::spawn(heartbeat(sources.clone(), last_answer));
+    sources.vital.spawn("heartbeat", heartbeat(sources.clone(), last_answer));
     (stores, changed)
 }
 
@@ -122,7 +122,7 @@ impl Watch<'_> {
         let changed = Arc::clone(self.changed);
         let last_answer = self.last_answer.clone();
         let metrics = Arc::clone(&self.sources.metrics);
-        tokio::spawn(async move {
+        self.sources.vital.spawn(kind, async move {
             let mut events = std::pin::pin!(events);
             while let Some(event) = events.next().await {
                 match event {
