@@ -139,6 +139,51 @@ async fn the_disk_cache_serves_what_the_source_no_longer_has() {
     assert_eq!(load(&with_disk(), &folder, None).await.unwrap_err().http_status(), 404);
 }
 
+/// The same adapter with every tensor stored as F64, which single precision holds exactly.
+fn store_as_doubles(folder: &Path) {
+    let path = folder.join("adapter_model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    let header = Safetensors::parse(&bytes, bytes.len() as u64, &SafetensorsLimits::default()).unwrap();
+    let (mut described, mut data) = (serde_json::Map::new(), Vec::new());
+    for tensor in &header.tensors {
+        let start = data.len();
+        let stored = (header.data_start + tensor.range.start) as usize..(header.data_start + tensor.range.end) as usize;
+        for value in bytes[stored].chunks_exact(4) {
+            data.extend(f64::from(f32::from_le_bytes(value.try_into().unwrap())).to_le_bytes());
+        }
+        let place = serde_json::json!({"dtype": "F64", "shape": tensor.shape, "data_offsets": [start, data.len()]});
+        described.insert(tensor.name.clone(), place);
+    }
+    let described = serde_json::to_vec(&described).unwrap();
+    std::fs::write(path, [&(described.len() as u64).to_le_bytes()[..], &described, &data].concat()).unwrap();
+}
+
+#[tokio::test]
+async fn doubles_are_rounded_when_they_are_loaded() {
+    // One of them carries a copy of a tensor of its base.
+    for (case, base) in [("plain-r8-qv", "base"), ("lm-head-tied", "base-tied")] {
+        let root = tempfile::tempdir().unwrap();
+        let folder = copy_of(case, root.path());
+        let loader = || loader(root.path(), base, Some(DiskCache::open(root.path().join("cache"), 1 << 20).unwrap()));
+        let plain = load(&loader(), &folder, None).await.unwrap().adapter;
+        store_as_doubles(&folder);
+        let from_source = load(&loader(), &folder, None).await.unwrap();
+        let digest = from_source.adapter.digest;
+        assert_ne!(digest, plain.digest, "the bytes are others");
+        let from_disk = load(&loader(), &folder, Some(digest)).await.unwrap();
+        assert_eq!((from_source.origin, from_disk.origin), (Origin::Source, Origin::Disk));
+        for loaded in [from_source.adapter, from_disk.adapter] {
+            assert_eq!(loaded.fitted.modules.len(), plain.fitted.modules.len());
+            for (found, expected) in loaded.fitted.modules.iter().zip(&plain.fitted.modules) {
+                for (found, expected) in [(&found.a, &expected.a), (&found.b, &expected.b)] {
+                    assert_eq!(found.dtype, expected.dtype);
+                    assert_eq!(loaded.tensor(&found.range), plain.tensor(&expected.range), "{}", found.name);
+                }
+            }
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_damaged_copy_on_disk_is_fetched_again() {
     let root = tempfile::tempdir().unwrap();

@@ -40,7 +40,10 @@ pub struct FittedModule {
 pub struct TensorRef {
     /// As it stands in the file.
     pub name: String,
+    /// As it is applied.
     pub dtype: FloatType,
+    /// It is stored as F64: see [`Fitted::round_doubles`].
+    pub double: bool,
     pub rows: u32,
     pub columns: u32,
     /// In the data section.
@@ -54,12 +57,14 @@ pub struct BaseCopy {
     /// The base's Hugging Face name for it: `model.embed_tokens.weight`.
     pub base_name: String,
     pub dtype: FloatType,
+    /// It is stored as F64: see [`Fitted::round_doubles`].
+    pub double: bool,
     pub shape: Vec<u64>,
     /// In the data section.
     pub range: Range<u64>,
 }
 
-/// Element types that adapters may be stored in.
+/// Element types that adapters are applied in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FloatType {
     F32,
@@ -85,6 +90,22 @@ impl FloatType {
 }
 
 impl Fitted {
+    /// Rounds what is stored as F64 to F32 in place, as PEFT does when it copies the file's tensors into its own. `data` is the
+    /// data section that was verified. Afterwards nothing is stored as F64, and half of the room of what was lies idle.
+    pub fn round_doubles(&mut self, data: &mut [u8]) {
+        let pairs = self.modules.iter_mut().flat_map(|module| [&mut module.a, &mut module.b]);
+        let pairs = pairs.map(|tensor| (&mut tensor.double, &mut tensor.range));
+        let copies = self.base_copies.iter_mut().map(|copy| (&mut copy.double, &mut copy.range));
+        for (double, range) in pairs.chain(copies) {
+            let place = usize::try_from(range.start).ok().zip(usize::try_from(range.end).ok());
+            let stored = place.and_then(|(start, end)| data.get_mut(start..end));
+            if let (true, Some(stored)) = (*double, stored) {
+                round(stored);
+                (*double, range.end) = (false, range.start + (range.end - range.start) / 2);
+            }
+        }
+    }
+
     /// Largest rank of a module.
     pub fn rank_max(&self) -> u32 {
         self.modules.iter().map(|module| module.rank).max().unwrap_or(0)
@@ -98,6 +119,17 @@ impl Fitted {
             *rank = module.rank.max(*rank);
         }
         kinds
+    }
+}
+
+/// Puts the F32 of each F64 into the first half of the bytes.
+fn round(stored: &mut [u8]) {
+    for at in 0..stored.len() / size_of::<f64>() {
+        let double = stored.get(at * size_of::<f64>()..).and_then(|rest| rest.first_chunk()).copied();
+        let place = stored.get_mut(at * size_of::<f32>()..).and_then(|rest| rest.first_chunk_mut());
+        if let (Some(double), Some(place)) = (double, place) {
+            *place = (f64::from_le_bytes(double) as f32).to_le_bytes();
+        }
     }
 }
 
@@ -321,7 +353,7 @@ impl Pair<'_> {
 }
 
 fn matrix(tensor: &StoredTensor, rows: u32, columns: u32, says: &str) -> Result<TensorRef, Refusal> {
-    let dtype = float(tensor)?;
+    let (dtype, double) = float(tensor)?;
     if tensor.shape != [u64::from(rows), u64::from(columns)] {
         let (name, shape) = (excerpt(&tensor.name, 200), &tensor.shape);
         return Err(Refusal::new(
@@ -329,13 +361,13 @@ fn matrix(tensor: &StoredTensor, rows: u32, columns: u32, says: &str) -> Result<
             format!("tensor '{name}' has shape {shape:?}, expected [{rows}, {columns}]: {says}"),
         ));
     }
-    Ok(TensorRef { name: tensor.name.clone(), dtype, rows, columns, range: tensor.range.clone() })
+    Ok(TensorRef { name: tensor.name.clone(), dtype, double, rows, columns, range: tensor.range.clone() })
 }
 
 impl Copy<'_> {
     fn fit(&self, base: &BaseShape) -> Result<BaseCopy, Refusal> {
         let Self { tensor, base_name } = self;
-        let dtype = float(tensor)?;
+        let (dtype, double) = float(tensor)?;
         let expected = base.tensor_shape(base_name).unwrap_or_default();
         if tensor.shape != expected {
             let (name, shape) = (excerpt(&tensor.name, 200), &tensor.shape);
@@ -350,20 +382,25 @@ impl Copy<'_> {
             name: tensor.name.clone(),
             base_name: base_name.clone(),
             dtype,
+            double,
             shape: expected,
             range: tensor.range.clone(),
         })
     }
 }
 
-fn float(tensor: &StoredTensor) -> Result<FloatType, Refusal> {
+/// The type in which a tensor is applied, and whether it is stored as F64.
+fn float(tensor: &StoredTensor) -> Result<(FloatType, bool), Refusal> {
     match tensor.dtype {
-        Dtype::F32 => Ok(FloatType::F32),
-        Dtype::F16 => Ok(FloatType::F16),
-        Dtype::Bf16 => Ok(FloatType::Bf16),
+        Dtype::F64 => Ok((FloatType::F32, true)),
+        Dtype::F32 => Ok((FloatType::F32, false)),
+        Dtype::F16 => Ok((FloatType::F16, false)),
+        Dtype::Bf16 => Ok((FloatType::Bf16, false)),
         other => {
             let name = excerpt(&tensor.name, 200);
-            Err(Refusal::unsupported(format!("tensor '{name}' is stored as {other}, supported are F32, F16 and BF16")))
+            Err(Refusal::unsupported(format!(
+                "tensor '{name}' is stored as {other}, supported are F64, F32, F16 and BF16"
+            )))
         }
     }
 }

@@ -25,6 +25,8 @@ pub(crate) struct Scan {
 struct Span {
     name: String,
     dtype: FloatType,
+    /// It is stored as F64, and becomes F32.
+    double: bool,
     range: Range<u64>,
     any_set: bool,
 }
@@ -33,13 +35,14 @@ impl Scan {
     /// `data_start` is the offset of the data section in the file.
     pub(crate) fn new(fitted: &Fitted, data_start: u64) -> Self {
         let pairs = fitted.modules.iter().flat_map(|module| [&module.a, &module.b]);
-        let pairs = pairs.map(|tensor| (&tensor.name, tensor.dtype, &tensor.range));
-        let copies = fitted.base_copies.iter().map(|copy| (&copy.name, copy.dtype, &copy.range));
+        let pairs = pairs.map(|tensor| (&tensor.name, tensor.dtype, tensor.double, &tensor.range));
+        let copies = fitted.base_copies.iter().map(|copy| (&copy.name, copy.dtype, copy.double, &copy.range));
         let mut spans: Vec<Span> = pairs
             .chain(copies)
-            .map(|(name, dtype, range)| Span {
+            .map(|(name, dtype, double, range)| Span {
                 name: name.clone(),
                 dtype,
+                double,
                 range: range.start + data_start..range.end + data_start,
                 any_set: false,
             })
@@ -98,7 +101,7 @@ impl Scan {
 impl Span {
     /// `at` is the file offset of the first byte of `part`.
     fn take(&mut self, part: &[u8], at: u64, carry: &mut Vec<u8>) -> Result<(), Refusal> {
-        let size = self.dtype.bytes() as usize;
+        let size = self.element_bytes();
         // An element that began in the piece before comes first.
         let begun = carry.len();
         let (head, part) = part.split_at(if begun == 0 { 0 } else { (size - begun).min(part.len()) });
@@ -120,12 +123,13 @@ impl Span {
     fn elements(&mut self, bytes: &[u8], at: u64) -> Result<(), Refusal> {
         // Branch-free sums over the exponents, so that this runs at memory speed.
         let (bad, any) = match self.dtype {
+            FloatType::F32 if self.double => {
+                let (words, _) = bytes.as_chunks::<8>();
+                singles(words.iter().map(|word| rounded(*word)))
+            }
             FloatType::F32 => {
                 let (words, _) = bytes.as_chunks::<4>();
-                words.iter().fold((false, 0_u32), |(bad, any), word| {
-                    let magnitude = u32::from_le_bytes(*word) & 0x7fff_ffff;
-                    (bad | (magnitude >= 0x7f80_0000), any | magnitude)
-                })
+                singles(words.iter().map(|word| u32::from_le_bytes(*word)))
             }
             FloatType::F16 => halves(bytes, 0x7c00),
             FloatType::Bf16 => halves(bytes, 0x7f80),
@@ -134,18 +138,25 @@ impl Span {
         if bad {
             let name = excerpt(&self.name, 200);
             let at = at + self.first_bad(bytes) as u64;
-            return Err(Refusal::malformed(format!(
-                "tensor '{name}' holds a NaN or an infinity at byte {at} of the file"
-            )));
+            let what = if self.double { "no number of single precision" } else { "a NaN or an infinity" };
+            return Err(Refusal::malformed(format!("tensor '{name}' holds {what} at byte {at} of the file")));
         }
         Ok(())
     }
 
+    fn element_bytes(&self) -> usize {
+        if self.double { size_of::<f64>() } else { self.dtype.bytes() as usize }
+    }
+
     /// Offset of the first element that is no number.
     fn first_bad(&self, bytes: &[u8]) -> usize {
-        let size = self.dtype.bytes() as usize;
+        let size = self.element_bytes();
+        if self.double {
+            let (words, _) = bytes.as_chunks::<8>();
+            return words.iter().position(|word| rounded(*word) & MAGNITUDE >= INFINITY).unwrap_or(0) * size;
+        }
         let infinity = match self.dtype {
-            FloatType::F32 => 0x7f80_0000_u32,
+            FloatType::F32 => INFINITY,
             FloatType::F16 => 0x7c00,
             FloatType::Bf16 => 0x7f80,
         };
@@ -157,7 +168,23 @@ impl Span {
     }
 }
 
+const MAGNITUDE: u32 = 0x7fff_ffff;
+const INFINITY: u32 = 0x7f80_0000;
+
+/// The bits of an F64 as the F32 that it becomes.
+fn rounded(word: [u8; 8]) -> u32 {
+    (f64::from_le_bytes(word) as f32).to_bits()
+}
+
 /// Whether an element has an exponent of all ones, and the union of all magnitudes.
+fn singles(elements: impl Iterator<Item = u32>) -> (bool, u32) {
+    elements.fold((false, 0_u32), |(bad, any), element| {
+        let magnitude = element & MAGNITUDE;
+        (bad | (magnitude >= INFINITY), any | magnitude)
+    })
+}
+
+/// The same.
 fn halves(bytes: &[u8], infinity: u16) -> (bool, u32) {
     let (words, _) = bytes.as_chunks::<2>();
     let (bad, any) = words.iter().fold((false, 0_u16), |(bad, any), word| {

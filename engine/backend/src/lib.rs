@@ -43,7 +43,7 @@ pub enum BackendError {
 #[derive(Debug)]
 pub struct HostAdapter {
     pub digest: Digest,
-    /// The safetensors file's data section, as verified.
+    /// The safetensors file's data section, as verified, with F32 in place of F64.
     pub bytes: Vec<u8>,
     /// The modules, with ranges in `bytes`.
     pub fitted: Fitted,

@@ -155,7 +155,7 @@ fn random_adapter(base: &BaseShape, rank: u32, seed: u64) -> Arc<HostAdapter> {
             bytes.extend(bits.to_le_bytes());
         }
         let range = start..bytes.len() as u64;
-        TensorRef { name: String::new(), dtype: FloatType::F16, rows, columns, range }
+        TensorRef { name: String::new(), dtype: FloatType::F16, double: false, rows, columns, range }
     };
     let layers = base.modules().filter(|module| module.kind != ModuleKind::LmHead);
     let modules = layers.map(|module| {

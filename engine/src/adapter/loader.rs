@@ -146,10 +146,11 @@ impl Loader {
         }
     }
 
-    fn finish(&self, verified: Verified, bytes: AdapterBytes) -> Result<Arc<HostAdapter>, LoadError> {
+    fn finish(&self, mut verified: Verified, bytes: AdapterBytes) -> Result<Arc<HostAdapter>, LoadError> {
         let AdapterBytes { mut weights, .. } = bytes;
         let data_start = usize::try_from(verified.header.data_start).unwrap_or(usize::MAX).min(weights.len());
         weights.drain(..data_start);
+        verified.fitted.round_doubles(&mut weights);
         let adapter = HostAdapter { digest: verified.digest, bytes: weights, fitted: verified.fitted };
         check_copies(&adapter, self.tensors.as_deref())?;
         Ok(Arc::new(adapter))

@@ -1,7 +1,7 @@
 //! Tensors: each kind of fault in several places, and what may lie beside the pairs.
 
-use lorafleet_artifact::Reason;
-use serde_json::json;
+use lorafleet_artifact::{Reason, Verified};
+use serde_json::{Value, json};
 
 use crate::support::{Files, Tensor, base, floats, open_policy, tensors_of, write, write_with};
 
@@ -113,6 +113,64 @@ fn halves_are_scanned_too() {
         let at = header.data_start + header.tensor(&tensors[3].0).unwrap().range.start + 10;
         assert!(refusal.message.ends_with(&format!(" at byte {at} of the file")), "{refusal}");
     }
+}
+
+/// The weights of a plain adapter with all tensors stored as F64, and these bits in front of the first one.
+fn in_doubles(first: &[u64]) -> Files {
+    let mut files = Files::of_case("plain-r8-qv");
+    let mut tensors = tensors_of(&files.weights);
+    for tensor in &mut tensors {
+        let values = tensor.3.chunks_exact(4).map(|value| f64::from(f32::from_le_bytes(value.try_into().unwrap())));
+        (tensor.1, tensor.3) = ("F64", values.flat_map(f64::to_le_bytes).collect());
+    }
+    let bytes: Vec<u8> = first.iter().flat_map(|bits| bits.to_le_bytes()).collect();
+    tensors[0].3[..bytes.len()].copy_from_slice(&bytes);
+    files.weights = write(&tensors);
+    files
+}
+
+/// PEFT copies what is stored as F64 into parameters of single precision. What becomes infinite there would make every answer NaN.
+#[test]
+fn doubles_become_what_peft_makes_of_them() {
+    let golden: Vec<Value> = serde_json::from_str(include_str!("../goldens/peft_doubles.json")).unwrap();
+    let bits = |row: &Value, field: &str| u64::from_str_radix(row[field].as_str().unwrap(), 16).unwrap();
+    let rows = golden.iter().map(|row| (bits(row, "double"), f32::from_bits(bits(row, "single") as u32)));
+    let (finite, infinite): (Vec<_>, Vec<_>) = rows.partition(|(_, single)| single.is_finite());
+    assert!(finite.len() > 10 && infinite.len() > 3);
+    for (double, _) in infinite {
+        let refusal = in_doubles(&[double]).verify(&base("base"), &open_policy()).unwrap_err();
+        assert_eq!(refusal.reason, Reason::Malformed);
+        assert!(refusal.message.contains("holds no number of single precision at byte "), "{refusal}");
+    }
+    let (doubles, singles): (Vec<u64>, Vec<f32>) = finite.into_iter().unzip();
+    let files = in_doubles(&doubles);
+    let Verified { header, mut fitted, .. } = files.verify(&base("base"), &open_policy()).unwrap();
+    let mut data = files.weights[header.data_start as usize..].to_vec();
+    fitted.round_doubles(&mut data);
+    // What was exact is as it was before.
+    let before = Files::of_case("plain-r8-qv");
+    let plain = before.verify(&base("base"), &open_policy()).unwrap();
+    let first = &tensors_of(&files.weights)[0].0;
+    for (found, expected) in fitted.modules.iter().zip(&plain.fitted.modules) {
+        for (found, expected) in [(&found.a, &expected.a), (&found.b, &expected.b)] {
+            assert!(!found.double && (found.dtype, found.rows) == (expected.dtype, expected.rows));
+            let found_bytes = &data[found.range.start as usize..found.range.end as usize];
+            let start = plain.header.data_start;
+            let expected =
+                &before.weights[(start + expected.range.start) as usize..(start + expected.range.end) as usize];
+            let known = if found.name == *first { singles.len() } else { 0 };
+            let bits: Vec<u8> = singles[..known].iter().flat_map(|single| single.to_le_bytes()).collect();
+            assert_eq!(found_bytes, [&bits, &expected[4 * known..]].concat(), "{}", found.name);
+        }
+    }
+    // A tensor of values that are all too small for single precision is all zeros.
+    let mut tensors = tensors_of(&files.weights);
+    for tensor in tensors.iter_mut().filter(|tensor| tensor.0.contains("lora_B")) {
+        tensor.3 = 1e-50_f64.to_le_bytes().repeat(tensor.3.len() / 8);
+    }
+    let weights = write(&tensors);
+    let refusal = Files { weights, ..files }.verify(&base("base"), &open_policy()).unwrap_err();
+    assert_eq!(refusal.reason, Reason::NoEffect);
 }
 
 #[test]
