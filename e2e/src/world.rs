@@ -239,14 +239,19 @@ impl Namespace<'_> {
     pub fn engine(&self) -> Result<Client> {
         let pods = self.engine_pods()?;
         let [pod] = pods.as_slice() else { bail!("one engine pod expected, found {pods:?}") };
-        let key = self.kubectl.output([
-            "get",
-            "secret",
-            "chat-engine-keys",
-            "-o",
-            "go-template={{index .data \"api-key\" | base64decode}}",
-        ])?;
-        Ok(Client::new(self.reach(&format!("pod/{pod}"), 8000)?).with_key(key.trim()))
+        let keys = self.engine_keys("api-key")?;
+        let key = keys.first().context("the Secret has no key")?;
+        Ok(Client::new(self.reach(&format!("pod/{pod}"), 8000)?).with_key(key))
+    }
+
+    /// The keys in an entry of the Secret that the gateway and the engine of `chat` share.
+    ///
+    /// # Errors
+    /// When there is no such Secret.
+    pub fn engine_keys(&self, entry: &str) -> Result<Vec<String>> {
+        let template = format!("go-template={{{{index .data \"{entry}\" | base64decode}}}}");
+        let keys = self.kubectl.output(["get", "secret", "chat-engine-keys", "-o", &template])?;
+        Ok(keys.lines().map(|key| key.trim().to_owned()).filter(|key| !key.is_empty()).collect())
     }
 
     /// `name@digest12` of each adapter that the only engine pod holds.

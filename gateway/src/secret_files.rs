@@ -48,18 +48,17 @@ pub async fn watch_api_keys(
 
 /// Reads the engines' key now, and keeps `Authorization` for it in the channel.
 pub async fn watch_engine_key(file: PathBuf, vital: &Vital) -> io::Result<watch::Receiver<Option<HeaderValue>>> {
-    let mut bytes = read_engine_key(file.clone()).await?;
-    let (sender, receiver) = watch::channel(Some(authorization(&bytes)?));
+    let mut sent = authorization(&read_engine_key(file.clone()).await?)?;
+    let (sender, receiver) = watch::channel(Some(sent.clone()));
     vital.spawn("engine key", async move {
         while !sender.is_closed() {
             tokio::time::sleep(PERIOD).await;
-            let read = read_engine_key(file.clone()).await;
-            match read.and_then(|now| Ok((authorization(&now)?, now))) {
-                Ok((_, now)) if now == bytes => {}
-                Ok((value, now)) => {
+            match read_engine_key(file.clone()).await.and_then(|now| authorization(&now)) {
+                Ok(now) if now == sent => {}
+                Ok(now) => {
                     tracing::info!("the engines' key has changed");
-                    sender.send_replace(Some(value));
-                    bytes = now;
+                    sender.send_replace(Some(now.clone()));
+                    sent = now;
                 }
                 Err(error) => tracing::error!(file = %file.display(), %error, "the engines' key cannot be read"),
             }
@@ -79,14 +78,13 @@ fn parse(entries: &BTreeMap<String, Vec<u8>>, namespace: &str, metrics: &Metrics
     keys
 }
 
-fn authorization(key: &[u8]) -> io::Result<HeaderValue> {
-    let key = key.trim_ascii();
+/// The first key of the file is sent. While keys are rotated others follow, one a line, which engines take as well.
+fn authorization(keys: &[u8]) -> io::Result<HeaderValue> {
+    let mut keys = keys.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
+    let key = keys.find(|key| !key.is_empty()).ok_or_else(|| invalid("the file holds no key"))?;
     let value = [b"Bearer ".as_slice(), key].concat();
     let mut value =
         HeaderValue::from_bytes(&value).map_err(|_| invalid("the key has characters that no header may have"))?;
-    if key.is_empty() {
-        return Err(invalid("the key is empty"));
-    }
     value.set_sensitive(true);
     Ok(value)
 }
@@ -137,4 +135,25 @@ fn read_up_to(file: &Path, bytes: usize) -> io::Result<Vec<u8>> {
 
 fn invalid(message: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_key_of_the_file_is_sent() {
+        for (file, sent) in [
+            (&b"one"[..], Some("Bearer one")),
+            (b"one\n", Some("Bearer one")),
+            (b"\n \r\n one \r\ntwo\n", Some("Bearer one")),
+            (b"two\none", Some("Bearer two")),
+            (b"", None),
+            (b" \n\n", None),
+            (b"o\x01ne\ntwo", None),
+        ] {
+            let value = authorization(file).ok();
+            assert_eq!(value.as_ref().map(|value| value.to_str().unwrap()), sent, "{file:?}");
+        }
+    }
 }

@@ -32,17 +32,17 @@ impl Keys {
         Ok(Self { admin: random_key()?, api: random_key()? })
     }
 
-    /// What the Secret holds.
+    /// What the Secret holds: of each entry the first line. While keys are rotated others follow, which engines take as well.
     ///
     /// # Errors
     /// The name of the first entry that is missing, empty or no text.
     pub fn read(secret: &Secret) -> Result<Self, &'static str> {
-        let text = |name: &str| {
+        let first = |name: &str| {
             let bytes = &secret.data.as_ref()?.get(name)?.0;
-            let text = std::str::from_utf8(bytes).ok()?.trim();
-            (!text.is_empty()).then(|| text.to_owned())
+            let mut keys = std::str::from_utf8(bytes).ok()?.lines().map(str::trim);
+            keys.find(|key| !key.is_empty()).map(str::to_owned)
         };
-        let entry = |name: &'static str| text(name).ok_or(name);
+        let entry = |name: &'static str| first(name).ok_or(name);
         Ok(Self { admin: entry(names::ADMIN_KEY_ENTRY)?, api: entry(names::API_KEY_ENTRY)? })
     }
 }
