@@ -131,7 +131,8 @@ mod tests {
     use super::*;
 
     fn module(layer: u32, kind: ModuleKind, rank: u32, input: u32, output: u32, dtype: FloatType) -> FittedModule {
-        let tensor = |rows, columns| TensorRef { name: String::new(), dtype, double: false, rows, columns, range: 0..0 };
+        let tensor =
+            |rows, columns| TensorRef { name: String::new(), dtype, double: false, rows, columns, range: 0..0 };
         let (a, b) = (tensor(rank, input), tensor(output, rank));
         FittedModule { module: ModuleId::in_layer(layer, kind), rank, scale: 1.0, a, b }
     }
