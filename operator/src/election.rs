@@ -38,21 +38,22 @@ impl Election {
         Self { leases: Api::namespaced(client, namespace), candidate: Candidate { identity, seen: None } }
     }
 
-    /// Returns once this operator is the leader.
-    pub async fn win(&mut self) {
+    /// Returns once this operator is the leader: when it asked, which is what its time counts from.
+    pub async fn win(&mut self) -> Instant {
         loop {
-            match self.try_once().await {
-                Ok(true) => return,
-                Ok(false) => {}
-                Err(error) => tracing::warn!(%error, "asking for the lease"),
+            let asked = Instant::now();
+            match tokio::time::timeout(GIVE_UP_AFTER, self.try_once()).await {
+                Ok(Ok(true)) => return asked,
+                Ok(Ok(false)) => {}
+                Ok(Err(error)) => tracing::warn!(%error, "asking for the lease"),
+                Err(_) => tracing::warn!("asking for the lease timed out"),
             }
             tokio::time::sleep(RETRY_EVERY).await;
         }
     }
 
-    /// Renews for as long as it can; returns when this operator must no longer act.
-    pub async fn hold(&mut self) {
-        let mut renewed = Instant::now();
+    /// Renews what was asked for at `renewed` for as long as it can; returns when this operator must no longer act.
+    pub async fn hold(&mut self, mut renewed: Instant) {
         while renewed.elapsed() < GIVE_UP_AFTER {
             tokio::time::sleep(if renewed.elapsed() < RENEW_EVERY { RENEW_EVERY } else { RETRY_EVERY }).await;
             let left = GIVE_UP_AFTER.saturating_sub(renewed.elapsed());

@@ -63,15 +63,16 @@ pub async fn run(client: Client, settings: Settings, stop: impl Future<Output = 
         None => random_identity()?,
     };
     let mut election = Election::new(client.clone(), &settings.namespace, identity.clone());
-    tokio::select! {
+    let asked = tokio::select! {
         () = &mut stop => return Ok(()),
-        () = election.win() => tracing::info!(%identity, "leading"),
-    }
+        asked = election.win() => asked,
+    };
+    tracing::info!(%identity, "leading");
     metrics.leader.set(1);
 
     let ended = tokio::select! {
         () = &mut stop => Ok(()),
-        () = election.hold() => return Err(RunError::NotLeader),
+        () = election.hold(asked) => return Err(RunError::NotLeader),
         served = served => Err(http_ended(listen, served)),
         ended = lead(client, settings, metrics, identity) => ended,
     };

@@ -328,12 +328,17 @@ where
         watcher::Event::Apply(object) => writer.as_reader().get(&ObjectRef::from_obj(object)),
         _ => None,
     };
+    // Nobody has told of those that went while the watch was away.
+    let known = if matches!(event, watcher::Event::InitDone) { writer.as_reader().state() } else { Vec::new() };
     writer.apply_watcher_event(&event);
     match &event {
         // During a listing nothing is in the store yet; all that it holds is told at the end.
         watcher::Event::Init | watcher::Event::InitApply(_) => {}
         watcher::Event::InitDone => {
-            writer.as_reader().state().iter().for_each(|object| changed(None, object));
+            let store = writer.as_reader();
+            store.state().iter().for_each(|object| changed(None, object));
+            let gone = known.iter().filter(|object| store.get(&ObjectRef::from_obj(object.as_ref())).is_none());
+            gone.for_each(|object| changed(None, object));
         }
         watcher::Event::Apply(object) | watcher::Event::Delete(object) => {
             changed(before.as_deref(), object);
@@ -392,6 +397,23 @@ mod tests {
             assert_eq!(concerns(&adapter("a", served, status), &waiting), matters, "{served} {status}");
         }
         assert!(!concerns(&waiting, &waiting));
+    }
+
+    #[tokio::test]
+    async fn what_went_while_the_watch_was_away_is_told() {
+        use watcher::Event::{Init, InitApply, InitDone};
+        let (reader, mut writer) = store::<LoraAdapter>();
+        let told = std::cell::RefCell::new(Vec::new());
+        let list = [adapter("a", "a", "a"), adapter("b", "b", "b")];
+        for listed in [&list[..], &list[..1]] {
+            told.borrow_mut().clear();
+            for event in [Init].into_iter().chain(listed.iter().cloned().map(InitApply)).chain([InitDone]) {
+                take(event, &mut writer, |_, object: &LoraAdapter| told.borrow_mut().push(object.name_any()));
+            }
+            told.borrow_mut().sort();
+            assert_eq!(*told.borrow(), ["a", "b"]);
+        }
+        assert_eq!(reader.state().len(), 1);
     }
 
     /// A pool that no type here holds hides no other, and is told of; one that was known before has gone.
