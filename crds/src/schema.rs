@@ -1,6 +1,8 @@
 //! Schemas of types that know nothing of schemars.
 
+use k8s_openapi::api::core::v1::{EnvVar, Toleration};
 use schemars::{Schema, SchemaGenerator, json_schema};
+use serde_json::{Value, json};
 
 /// A source as [`lorafleet_artifact::SourceUri`] reads it: a plain bucket, host or claim, and no empty segment.
 pub(crate) const SOURCE_PATTERN: &str = r"^(s3|https|hf|pvc)://[A-Za-z0-9._:-]+(/[^\s\p{Cc}/?#\\]+)*/?$";
@@ -139,15 +141,80 @@ pub(crate) fn optional_resources(_: &mut SchemaGenerator) -> Schema {
     let amounts = json_schema!({
         "type": "object",
         "maxProperties": 32,
-        "additionalProperties": { "x-kubernetes-int-or-string": true, "pattern": QUANTITY_PATTERN },
+        "additionalProperties": { "x-kubernetes-int-or-string": true, "maxLength": 32, "pattern": QUANTITY_PATTERN },
     });
     json_schema!({
         "type": "object",
         "nullable": true,
         "description": "What each container asks for (`requests`) and may have at most (`limits`), as in every pod.",
+        "x-kubernetes-validations": [{
+            "rule": "!has(self.requests) || !has(self.limits) || self.requests.all(name, !(name in self.limits) || !quantity(string(self.requests[name])).isGreaterThan(quantity(string(self.limits[name]))))",
+            "message": "something of requests is above the same of limits: no pod can be made",
+        }],
         "properties": { "limits": amounts, "requests": amounts },
     })
 }
+
+/// Variables of a container, with names that one can have.
+pub(crate) fn env(generator: &mut SchemaGenerator) -> Schema {
+    let name = json!({ "minLength": 1, "maxLength": 256, "pattern": "^[ -<>-~]+$" });
+    let rule = json!([{
+        "rule": "!has(self.valueFrom) || !has(self.value) || self.value == ''",
+        "message": "a variable has a value or a valueFrom, not both",
+    }]);
+    let mut schema = bounded(generator.subschema_for::<Vec<EnvVar>>(), 64, &[("name", name)], rule);
+    schema.insert("x-kubernetes-list-type".to_owned(), json!("map"));
+    schema.insert("x-kubernetes-list-map-keys".to_owned(), json!(["name"]));
+    schema
+}
+
+/// Taints that pods may be put beside, as a pod can say them.
+pub(crate) fn tolerations(generator: &mut SchemaGenerator) -> Schema {
+    let operator = json!({ "enum": ["", "Equal", "Exists", "Gt", "Lt"] });
+    let effect = json!({ "enum": ["", "NoSchedule", "PreferNoSchedule", "NoExecute"] });
+    let rules = json!([
+        {
+            "rule": "!has(self.operator) || self.operator != 'Exists' || !has(self.value) || self.value == ''",
+            "message": "a toleration with the operator Exists has no value",
+        },
+        {
+            "rule": "(has(self.key) && self.key != '') || (has(self.operator) && self.operator == 'Exists')",
+            "message": "a toleration without a key has the operator Exists",
+        },
+        {
+            "rule": "!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+            "message": "tolerationSeconds belong to the effect NoExecute",
+        },
+    ]);
+    bounded(generator.subschema_for::<Vec<Toleration>>(), 32, &[("operator", operator), ("effect", effect)], rules)
+}
+
+/// A list of at most so many of Kubernetes' own objects, with what else holds of some of their fields, and rules for each.
+fn bounded(mut list: Schema, most: u32, fields: &[(&str, Value)], rules: Value) -> Schema {
+    list.insert("maxItems".to_owned(), json!(most));
+    if let Some(item) = list.get_mut("items").and_then(Value::as_object_mut) {
+        item.insert("x-kubernetes-validations".to_owned(), rules);
+        for (name, more) in fields {
+            let field = item.get_mut("properties").and_then(|fields| fields.get_mut(name));
+            if let (Some(Value::Object(field)), Value::Object(more)) = (field, more) {
+                field.extend(more.clone());
+            }
+        }
+    }
+    list
+}
+
+/// Labels that a node must carry.
+pub(crate) fn node_selector(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "maxProperties": 32,
+        "additionalProperties": { "type": "string", "maxLength": 63, "pattern": LABEL_VALUE_PATTERN },
+    })
+}
+
+/// A reference without a blank in it.
+pub(crate) const IMAGE_PATTERN: &str = r"^\S+$";
 
 /// As Kubernetes writes amounts: `100m`, `1Gi`, `2e3`.
 const QUANTITY_PATTERN: &str = r"^\+?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?[0-9]+))?$";

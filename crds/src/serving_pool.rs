@@ -80,7 +80,7 @@ fn one() -> u32 {
 pub struct EngineTemplate {
     /// Default: the operator's `--engine-image`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 512))]
+    #[schemars(length(min = 1, max = 512), regex(pattern = crate::schema::IMAGE_PATTERN))]
     pub image: Option<String>,
     #[serde(default)]
     pub backend: Backend,
@@ -88,15 +88,15 @@ pub struct EngineTemplate {
     #[schemars(schema_with = "crate::schema::optional_resources")]
     pub resources: Option<ResourceRequirements>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    #[schemars(extend("maxProperties" = 32))]
+    #[schemars(schema_with = "crate::schema::node_selector")]
     pub node_selector: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 32))]
+    #[schemars(schema_with = "crate::schema::tolerations")]
     pub tolerations: Vec<Toleration>,
     /// Of the engine's own variables it may set those that tune it: `LORAFLEET_LOG`, `LORAFLEET_THREADS`, and limits for which
     /// `capacity` has no field. The operator says all others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    #[schemars(schema_with = "crate::schema::env")]
     #[x_kube(
         validation = Rule::new("self.all(e, !e.name.startsWith('LORAFLEET_') || e.name in ['LORAFLEET_LOG', 'LORAFLEET_THREADS', 'LORAFLEET_MAX_MODEL_TOKENS', 'LORAFLEET_MAX_QUEUED', 'LORAFLEET_STEP_MS_MAX', 'LORAFLEET_AGE_MS_MAX', 'LORAFLEET_DRAIN_SECONDS_MAX', 'LORAFLEET_MAX_CONNECTIONS', 'LORAFLEET_MAX_BODY_BYTES', 'LORAFLEET_HEAD_TIMEOUT_SECONDS', 'LORAFLEET_WRITE_TIMEOUT_SECONDS'])")
             .message("of the LORAFLEET_ variables env may set _LOG, _THREADS, _MAX_MODEL_TOKENS, _MAX_QUEUED, _STEP_MS_MAX, _AGE_MS_MAX, _DRAIN_SECONDS_MAX, _MAX_CONNECTIONS, _MAX_BODY_BYTES, _HEAD_TIMEOUT_SECONDS and _WRITE_TIMEOUT_SECONDS alone: what an engine is, serves and may hold is said by the pool and its base")
@@ -105,7 +105,7 @@ pub struct EngineTemplate {
     /// Identity of the engine pods, for sources without a credentials Secret. Default: the namespace's `default`, without a
     /// mounted token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 253))]
+    #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub service_account_name: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8))]
@@ -188,16 +188,16 @@ pub struct GatewayTemplate {
     pub replicas: u32,
     /// Default: the operator's `--gateway-image`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 512))]
+    #[schemars(length(min = 1, max = 512), regex(pattern = crate::schema::IMAGE_PATTERN))]
     pub image: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::schema::optional_resources")]
     pub resources: Option<ResourceRequirements>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    #[schemars(extend("maxProperties" = 32))]
+    #[schemars(schema_with = "crate::schema::node_selector")]
     pub node_selector: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 32))]
+    #[schemars(schema_with = "crate::schema::tolerations")]
     pub tolerations: Vec<Toleration>,
     /// Default: those of `engine`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
