@@ -2,8 +2,11 @@
 //!
 //! A reconcile never waits for a job. It starts one, looks at what became of it, and is called again when it ends.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,6 +26,10 @@ const OF_NAMESPACE_MAX: usize = 2;
 pub enum JobState<T> {
     /// None was started for this fingerprint.
     Idle,
+    /// It waits for its first turn. So many others of its namespace came before it.
+    Waiting {
+        before: usize,
+    },
     Running,
     Done(T),
     /// It may go better the next time. `attempts` counts those for this fingerprint.
@@ -55,15 +62,32 @@ pub enum FaultKind {
 }
 
 struct Entry<T> {
+    namespace: String,
     fingerprint: String,
     attempts: u32,
     state: State<T>,
 }
 
 enum State<T> {
-    Running(AbortHandle),
+    Running(Task),
     Done(T),
     Failed(Fault, Instant),
+}
+
+struct Task {
+    handle: AbortHandle,
+    /// Its first turn has come.
+    began: Arc<AtomicBool>,
+    /// Jobs of its namespace that were not at their end when it was started.
+    before: usize,
+}
+
+/// What is told of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// It had to wait, and its first turn has come.
+    Begun,
+    Ended,
 }
 
 /// All jobs of one controller.
@@ -158,6 +182,9 @@ impl<T: Clone + Send + 'static> Jobs<T> {
             return JobState::Idle;
         };
         match &entry.state {
+            State::Running(Task { began, before, .. }) if *before > 0 && !began.load(Ordering::Relaxed) => {
+                JobState::Waiting { before: *before }
+            }
             State::Running(_) => JobState::Running,
             State::Done(outcome) => JobState::Done(outcome.clone()),
             State::Failed(fault, at) => JobState::Failed {
@@ -169,14 +196,14 @@ impl<T: Clone + Send + 'static> Jobs<T> {
     }
 
     /// Starts `work` for the object `uid`, and stops what ran for it under another fingerprint. `progress` says how many
-    /// bytes it has read. `ended` is called after the outcome can be seen.
+    /// bytes it has read. `tell` is called when it has begun after it had to wait, and when its outcome can be seen.
     pub fn start<F>(
         &self,
         lane: Lane,
         uid: &str,
         fingerprint: &str,
         progress: Arc<Progress>,
-        ended: impl FnOnce() + Send + 'static,
+        tell: impl Fn(Stage) + Send + Sync + 'static,
         work: impl FnOnce() -> F + Send + 'static,
     ) where
         F: Future<Output = Result<T, Fault>> + Send + 'static,
@@ -184,28 +211,44 @@ impl<T: Clone + Send + 'static> Jobs<T> {
         let mut entries = Self::lock(&self.entries);
         let before = entries.remove(uid);
         let attempts = match before {
-            Some(Entry { fingerprint: same, attempts, state }) => {
+            Some(Entry { fingerprint: same, attempts, state, .. }) => {
+                let failed = matches!(state, State::Failed(..));
                 if let State::Running(task) = state {
-                    task.abort();
+                    task.handle.abort();
                 }
-                if same == fingerprint { attempts + 1 } else { 1 }
+                // What went well, or was cut off, is no attempt that failed.
+                if same == fingerprint && failed { attempts + 1 } else { 1 }
             }
             None => 1,
         };
+        let namespace = lane.namespace.clone();
+        let ahead = |entry: &&Entry<T>| entry.namespace == namespace && matches!(entry.state, State::Running(_));
+        let before = entries.values().filter(ahead).count();
         let (shared, turns) = (self.entries.clone(), self.turns.clone());
         let (key, wanted) = (uid.to_owned(), fingerprint.to_owned());
+        let (began, tell) = (Arc::new(AtomicBool::new(false)), Arc::new(tell));
+        let (begins, told) = (began.clone(), tell.clone());
+        let work = move || {
+            begins.store(true, Ordering::Relaxed);
+            if before > 0 {
+                told(Stage::Begun);
+            }
+            work()
+        };
         let task = tokio::spawn(async move {
-            let outcome = turns.take(&lane, &progress, work).await;
+            let outcome = AssertUnwindSafe(turns.take(&lane, &progress, work)).catch_unwind().await;
+            let outcome =
+                outcome.unwrap_or_else(|panic| Err(Fault { kind: FaultKind::Unavailable, message: broke(&*panic) }));
             if let Some(entry) = Self::lock(&shared).get_mut(&key).filter(|entry| entry.fingerprint == wanted) {
                 entry.state = match outcome {
                     Ok(outcome) => State::Done(outcome),
                     Err(fault) => State::Failed(fault, Instant::now()),
                 };
             }
-            ended();
+            tell(Stage::Ended);
         });
-        let state = State::Running(task.abort_handle());
-        entries.insert(uid.to_owned(), Entry { fingerprint: fingerprint.to_owned(), attempts, state });
+        let state = State::Running(Task { handle: task.abort_handle(), began, before });
+        entries.insert(uid.to_owned(), Entry { namespace, fingerprint: fingerprint.to_owned(), attempts, state });
     }
 
     /// Forgets the job of one object, and stops it if it runs.
@@ -218,11 +261,18 @@ impl<T: Clone + Send + 'static> Jobs<T> {
         Self::lock(&self.entries).retain(|uid, entry| {
             let keep = alive(uid);
             if let (false, State::Running(task)) = (keep, &entry.state) {
-                task.abort();
+                task.handle.abort();
             }
             keep
         });
     }
+}
+
+/// A read that ends by a fault of this program ends as any other does, and is tried again.
+fn broke(panic: &(dyn Any + Send)) -> String {
+    let words = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    let words: String = words.unwrap_or("it does not say why").chars().take(200).collect();
+    format!("reading it broke the operator's own work: {words}")
 }
 
 /// Milliseconds until a failed job may be started again; 0 is now.
@@ -261,23 +311,25 @@ mod tests {
         Lane { namespace: namespace.to_owned(), door: door.to_owned() }
     }
 
-    /// Starts a job that hands its outcome over when it has ended.
+    /// Tells when a job has ended.
+    fn at_the_end() -> (impl Fn(Stage) + Send + Sync + 'static, oneshot::Receiver<()>) {
+        let (sender, ended) = oneshot::channel();
+        let sender = Mutex::new(Some(sender));
+        let tell = move |stage| {
+            let sender = sender.lock().unwrap().take_if(|_| stage == Stage::Ended);
+            sender.map(|sender| sender.send(()));
+        };
+        (tell, ended)
+    }
+
+    /// Starts a job that tells when it has ended.
     fn start<F>(jobs: &Jobs<u32>, namespace: &str, uid: &str, fingerprint: &str, work: F) -> oneshot::Receiver<()>
     where
         F: Future<Output = Result<u32, Fault>> + Send + 'static,
     {
-        let (sender, ended) = oneshot::channel();
+        let (tell, ended) = at_the_end();
         // `namespace`, or `namespace/door`.
-        jobs.start(
-            lane(namespace),
-            uid,
-            fingerprint,
-            Arc::default(),
-            || {
-                let _ = sender.send(());
-            },
-            || work,
-        );
+        jobs.start(lane(namespace), uid, fingerprint, Arc::default(), tell, || work);
         ended
     }
 
@@ -289,12 +341,25 @@ mod tests {
             start(&jobs, "demo", "a", "1", async { Err(unavailable()) }).await.unwrap();
             assert!(matches!(jobs.state("a", "1"), JobState::Failed { attempts, .. } if attempts == attempt));
         }
+        start(&jobs, "demo", "a", "1", async { Ok(6) }).await.unwrap();
+        start(&jobs, "demo", "a", "1", async { Err(unavailable()) }).await.unwrap();
+        assert!(matches!(jobs.state("a", "1"), JobState::Failed { attempts: 1, .. }), "one that ended well is none");
         start(&jobs, "demo", "a", "1", std::future::pending());
         assert_eq!(jobs.state("a", "1"), JobState::Running);
         start(&jobs, "demo", "a", "2", async { Ok(7) }).await.unwrap();
         assert_eq!((jobs.state("a", "1"), jobs.state("a", "2")), (JobState::Idle, JobState::Done(7)));
         jobs.forget("a");
         assert_eq!(jobs.state("a", "2"), JobState::Idle);
+    }
+
+    #[tokio::test]
+    async fn one_that_breaks_has_ended() {
+        let jobs = Jobs::new(turns(1));
+        start(&jobs, "demo", "a", "1", async { panic!("no {}", "luck") }).await.unwrap();
+        let JobState::Failed { fault, attempts: 1, .. } = jobs.state("a", "1") else { panic!("it has not failed") };
+        assert!(fault.kind == FaultKind::Unavailable && fault.message.ends_with("no luck"), "{}", fault.message);
+        // Its turn is free.
+        start(&jobs, "demo", "b", "1", async { Ok(1) }).await.unwrap();
     }
 
     #[tokio::test]
@@ -323,7 +388,8 @@ mod tests {
             // Else it would wait for ever.
             tokio::time::timeout(Duration::from_secs(300), ended).await.unwrap().unwrap();
         }
-        assert_eq!(jobs.state("1", "1"), JobState::Running);
+        assert!(matches!(jobs.state("1", "1"), JobState::Running));
+        assert_eq!(jobs.state("3", "1"), JobState::Waiting { before: 2 });
         assert!(away.all(|mut ended| ended.try_recv().is_err()));
     }
 
@@ -345,27 +411,46 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn who_waits_says_behind_how_many_and_when_it_begins() {
+        let jobs = Jobs::new(turns(1));
+        let (go, gone) = oneshot::channel::<()>();
+        let first = start(&jobs, "a", "first", "1", async {
+            let _ = gone.await;
+            Ok(1)
+        });
+        start(&jobs, "b", "other", "1", async { Ok(1) });
+        let (stages, mut told) = tokio::sync::mpsc::unbounded_channel();
+        jobs.start(
+            lane("a/other"),
+            "second",
+            "1",
+            Arc::default(),
+            move |stage| stages.send(stage).unwrap(),
+            || async { Ok(2) },
+        );
+        assert_eq!(jobs.state("first", "1"), JobState::Running);
+        assert_eq!(jobs.state("other", "1"), JobState::Running);
+        assert_eq!(jobs.state("second", "1"), JobState::Waiting { before: 1 });
+        go.send(()).unwrap();
+        first.await.unwrap();
+        assert_eq!(told.recv().await, Some(Stage::Begun));
+        assert_eq!(told.recv().await, Some(Stage::Ended));
+        assert_eq!(jobs.state("second", "1"), JobState::Done(2));
+    }
+
+    #[tokio::test]
     async fn long_reads_make_room_and_go_on() {
         let jobs = Jobs::new(turns(1));
         let progress = Arc::new(Progress::default());
         let reading = progress.clone();
-        let (sender, mut long) = oneshot::channel();
-        jobs.start(
-            lane("a"),
-            "long",
-            "1",
-            progress,
-            || {
-                let _ = sender.send(());
-            },
-            || async move {
-                for _ in 0..60 {
-                    tokio::time::sleep(Duration::from_millis(10)).await;
-                    reading.add(1000);
-                }
-                Ok(1)
-            },
-        );
+        let (tell, mut long) = at_the_end();
+        jobs.start(lane("a"), "long", "1", progress, tell, || async move {
+            for _ in 0..60 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                reading.add(1000);
+            }
+            Ok(1)
+        });
         start(&jobs, "b", "short", "1", async { Ok(2) }).await.unwrap();
         assert_eq!(jobs.state("long", "1"), JobState::Running);
         assert!(long.try_recv().is_err());

@@ -10,7 +10,7 @@ use lorafleet_crds::SourceFile;
 use serde::Deserialize;
 
 use crate::hash::{share_of, short_hash};
-use crate::job::{Fault, JobState, Jobs, Lane, Turns};
+use crate::job::{Fault, JobState, Jobs, Lane, Stage, Turns};
 
 /// What a source showed, beside what was judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -51,7 +51,7 @@ impl Recheck {
     pub fn next(&self) -> Next {
         match (&self.state, self.due_in_ms) {
             (JobState::Done(Look::Other), _) => Next::ReadAgain,
-            (JobState::Running, _) => Next::Rest(None),
+            (JobState::Running | JobState::Waiting { .. }, _) => Next::Rest(None),
             (_, Some(0)) => Next::Look,
             (_, due_in_ms) => Next::Rest(due_in_ms),
         }
@@ -107,7 +107,7 @@ impl Rechecks {
         lane: Lane,
         uid: &str,
         judged: Option<String>,
-        ended: impl FnOnce() + Send + 'static,
+        ended: impl Fn() + Send + Sync + 'static,
         list: impl FnOnce() -> F + Send + 'static,
     ) where
         F: Future<Output = Result<Option<Vec<SourceFile>>, Fault>> + Send + 'static,
@@ -116,7 +116,13 @@ impl Rechecks {
         self.note(uid, self.every, other.clone());
         let key = judged.clone().unwrap_or_default();
         let (seen, of, soon) = (self.seen.clone(), uid.to_owned(), self.every.min(SETTLED_AFTER));
-        self.jobs.start(lane, uid, &key, Arc::default(), ended, move || async move {
+        // That a look has begun is no news.
+        let tell = move |stage| {
+            if stage == Stage::Ended {
+                ended()
+            }
+        };
+        self.jobs.start(lane, uid, &key, Arc::default(), tell, move || async move {
             let Some(files) = list().await? else { return Ok(Look::Other) };
             let now = Some(listing(&files));
             let (look, other) = match now == judged {
@@ -185,18 +191,16 @@ mod tests {
             while rechecks.of("uid", judged.as_ref()).due_in_ms != Some(0) {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
-            let (sender, ended) = tokio::sync::oneshot::channel();
+            let (sender, mut ended) = tokio::sync::mpsc::unbounded_channel();
             let what = format!("{shown:?}");
             rechecks.look(
                 Lane { namespace: "demo".to_owned(), door: "store".to_owned() },
                 "uid",
                 judged.clone(),
-                || {
-                    let _ = sender.send(());
-                },
+                move || sender.send(()).unwrap(),
                 || async { shown },
             );
-            ended.await.unwrap();
+            ended.recv().await.unwrap();
             let found = rechecks.of("uid", judged.as_ref());
             match expected {
                 Some(look) => assert_eq!(found.state, JobState::Done(look), "{what}"),

@@ -28,8 +28,9 @@ pub struct Settings {
     /// Address of /metrics, /healthz and /readyz.
     #[arg(long, env = "LORAFLEET_LISTEN", default_value = "0.0.0.0:8080")]
     pub listen: SocketAddr,
-    /// If given, no allowedSources entry of any BaseModel reaches beyond one of these prefixes.
-    #[arg(long = "source-cap", env = "LORAFLEET_SOURCE_CAPS", value_delimiter = ',', value_name = "PREFIX")]
+    /// If given, no source of any BaseModel or LoraAdapter reaches beyond one of these prefixes in these stores; without an endpoint
+    /// the store is AWS.
+    #[arg(long = "source-cap", env = "LORAFLEET_SOURCE_CAPS", value_delimiter = ',', value_name = "PREFIX[@ENDPOINT]")]
     pub source_caps: Vec<String>,
     /// Read sources without a Secret as the operator's own identity, whoever names them. Within a source cap it always may.
     #[arg(long, env = "LORAFLEET_ALLOW_AMBIENT_CREDENTIALS")]

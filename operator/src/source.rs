@@ -116,8 +116,8 @@ pub struct Closed {
     pub message: String,
 }
 
-/// The URI in its one normal form, if this version reads its scheme and the cluster's caps leave it open.
-pub fn readable(uri: &str, caps: &[String]) -> Result<SourceUri, Closed> {
+/// The URI in its one normal form, if this version reads its scheme.
+pub fn readable(uri: &str) -> Result<SourceUri, Closed> {
     let closed = |cause, message| Closed { cause, message };
     let uri: SourceUri =
         uri.parse().map_err(|refusal: lorafleet_artifact::Refusal| closed(Cause::SourceForbidden, refusal.message))?;
@@ -128,15 +128,35 @@ pub fn readable(uri: &str, caps: &[String]) -> Result<SourceUri, Closed> {
             format!("'{uri}': this version reads s3:// sources, not {scheme}://"),
         ));
     }
-    // A cap that cannot be read opens nothing.
-    let open = |cap: &String| cap.parse().is_ok_and(|cap: SourceUri| uri.is_within(&cap));
-    if !caps.is_empty() && !caps.iter().any(open) {
-        return Err(closed(
-            Cause::SourceForbidden,
-            format!("'{uri}' is beyond the cluster's source caps: {}", caps.join(", ")),
-        ));
-    }
     Ok(uri)
+}
+
+/// Whether the cluster's caps leave a source open that is reached in this way. A prefix says nothing without the store that it is
+/// in: whoever runs a store chooses the names of its buckets.
+pub fn within_caps(uri: &SourceUri, access: &StoreAccess, caps: &[String]) -> Result<(), Closed> {
+    if caps.is_empty() || caps.iter().any(|cap| opens(cap, uri, access.endpoint.as_deref())) {
+        return Ok(());
+    }
+    let at = access.endpoint.as_ref().map(|endpoint| format!(" at {endpoint}")).unwrap_or_default();
+    let message = format!("'{uri}'{at} is beyond the cluster's source caps: {}", caps.join(", "));
+    Err(Closed { cause: Cause::SourceForbidden, message })
+}
+
+/// A cap is a prefix, and behind an `@` the endpoint of its store; without one it is AWS. One that cannot be read opens nothing.
+fn opens(cap: &str, uri: &SourceUri, endpoint: Option<&str>) -> bool {
+    let (prefix, store) = ["@http://", "@https://"]
+        .iter()
+        .find_map(|mark| cap.find(mark))
+        .and_then(|at| Some((cap.get(..at)?, Some(cap.get(at + 1..)?))))
+        .unwrap_or((cap, None));
+    let same_store = match (store, endpoint) {
+        (None, None) => true,
+        (Some(store), Some(endpoint)) => {
+            store.trim_end_matches('/').eq_ignore_ascii_case(endpoint.trim_end_matches('/'))
+        }
+        _ => false,
+    };
+    same_store && prefix.parse().is_ok_and(|prefix: SourceUri| uri.is_within(&prefix))
 }
 
 /// A reader for what is behind one door. The Secret is read now, so that a changed one counts at the next attempt.
@@ -269,6 +289,15 @@ pub fn words(fault: &Fault, whose: Whose) -> String {
     format!("{said}; tried again every {} s", Limits::DEFAULT.retry_absent.as_secs())
 }
 
+/// What is said of a source that is being read, or that waits behind so many others.
+pub fn reading(before: usize) -> String {
+    match before {
+        0 => "reading the source".to_owned(),
+        1 => "waits for its turn to be read: 1 read of its namespace came before it".to_owned(),
+        _ => format!("waits for its turn to be read: {before} reads of its namespace came before it"),
+    }
+}
+
 /// A file as a status names it, within the lengths of its schema: a store may choose any.
 pub fn source_file(file: &FileInfo) -> SourceFile {
     let version = file.version.to_string().chars().take(1024).collect();
@@ -284,6 +313,31 @@ pub fn resolve_at(object: &impl ResourceExt) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cap_names_a_prefix_in_one_store() {
+        let check = |cap: &str, uri: &str, endpoint: &str, open: bool| {
+            let endpoint = (!endpoint.is_empty()).then(|| endpoint.to_owned());
+            let access = StoreAccess { endpoint, ..StoreAccess::default() };
+            let judged = within_caps(&uri.parse().unwrap(), &access, &[cap.to_owned()]);
+            assert_eq!(judged.is_ok(), open, "{cap} {uri} {access:?}");
+        };
+        check("s3://adapters/", "s3://adapters/team/x", "", true);
+        check("s3://adapters/team", "s3://adapters/team-b", "", false);
+        // A store of one's own has a bucket of any name.
+        check("s3://adapters/", "s3://adapters/team/x", "http://mine:9000", false);
+        let cap = "s3://adapters/@https://s3.example:9000";
+        check(cap, "s3://adapters/team/x", "https://s3.example:9000", true);
+        check(cap, "s3://adapters/team/x", "https://S3.Example:9000/", true);
+        check(cap, "s3://adapters/team/x", "http://s3.example:9000", false);
+        check(cap, "s3://adapters/team/x", "https://s3.example:9000.mine", false);
+        check(cap, "s3://adapters/team/x", "", false);
+        check(cap, "s3://other/x", "https://s3.example:9000", false);
+        check("s3://adapters@http://s3", "s3://adapters/x", "http://s3/", true);
+        check("nonsense", "s3://adapters/x", "", false);
+        check("s3://adapters/@ftp://s3", "s3://adapters/x", "", false);
+        assert_eq!(within_caps(&"s3://a/b".parse().unwrap(), &StoreAccess::default(), &[]), Ok(()));
+    }
 
     #[tokio::test]
     async fn an_endpoint_that_is_none_is_no_matter_of_keys() {

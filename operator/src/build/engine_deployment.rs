@@ -42,6 +42,8 @@ pub(super) fn engine(
         metadata: metadata(pool, names::engine(&pool.name_any()), names::ENGINE_COMPONENT),
         spec: Some(DeploymentSpec {
             replicas: Some(i32::try_from(pool.spec.replicas).unwrap_or(i32::MAX)),
+            // Stated, so that one that somebody has paused goes on: nothing of the pool would reach a pod any more.
+            paused: Some(false),
             revision_history_limit: Some(3),
             progress_deadline_seconds: Some(START_PROBES * 2 + 60),
             selector: selector(pool, names::ENGINE_COMPONENT),

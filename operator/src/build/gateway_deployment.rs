@@ -28,6 +28,7 @@ pub(super) fn gateway(pool: &ServingPool, defaults: &Defaults) -> Deployment {
         metadata: metadata(pool, name.clone(), names::GATEWAY_COMPONENT),
         spec: Some(DeploymentSpec {
             replicas: Some(i32::try_from(pool.spec.gateway.replicas).unwrap_or(i32::MAX)),
+            paused: Some(false),
             revision_history_limit: Some(3),
             selector: selector(pool, names::GATEWAY_COMPONENT),
             strategy: Some(DeploymentStrategy {

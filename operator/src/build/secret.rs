@@ -63,3 +63,23 @@ fn random_key() -> Result<String, getrandom::Error> {
     getrandom::fill(&mut bytes)?;
     Ok(URL_SAFE_NO_PAD.encode(bytes))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_key_of_an_entry_is_the_one_that_is_sent() {
+        let read = |admin: &str, api: &str| {
+            let bytes = |text: &str| ByteString(text.as_bytes().to_vec());
+            let data = [(names::ADMIN_KEY_ENTRY, bytes(admin)), (names::API_KEY_ENTRY, bytes(api))];
+            let data = data.map(|(name, bytes)| (name.to_owned(), bytes)).into();
+            Keys::read(&Secret { data: Some(data), ..Secret::default() }).map(|keys| (keys.admin, keys.api))
+        };
+        let keys = |admin: &str, api: &str| Ok((admin.to_owned(), api.to_owned()));
+        assert_eq!(read("a", "b\n"), keys("a", "b"));
+        assert_eq!(read("a\nold", "\r\n b \r\nold\n"), keys("a", "b"));
+        assert_eq!(read("a", " \n\n"), Err(names::API_KEY_ENTRY));
+        assert_eq!(read("", "b"), Err(names::ADMIN_KEY_ENTRY));
+    }
+}

@@ -7,7 +7,7 @@ use lorafleet_crds::{AdapterPolicy, AllowedSource, BaseModel, LoraAdapter, NameC
 
 use crate::hash::short_hash;
 use crate::shape;
-use crate::source::{Door, readable, resolve_at};
+use crate::source::{Closed, Door, readable, resolve_at, within_caps};
 
 /// The way is free: what to read, and how to judge it.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,8 +63,8 @@ pub fn gate(
     };
     check_name(adapter, base, rivals)?;
     let policy = &base.spec.adapter_policy;
-    let uri =
-        readable(&adapter.spec.source.uri, source_caps).map_err(|closed| Barred::new(closed.cause, closed.message))?;
+    let barred = |Closed { cause, message }: Closed| Barred::new(cause, message);
+    let uri = readable(&adapter.spec.source.uri).map_err(barred)?;
     let Some(entry) = allowing_entry(policy, &uri) else {
         let allowed: Vec<&str> = policy.allowed_sources.iter().take(8).map(|entry| entry.prefix.as_str()).collect();
         let allowed = if allowed.is_empty() { "no source at all".to_owned() } else { allowed.join(", ") };
@@ -73,12 +73,13 @@ pub fn gate(
             format!("'{uri}' is not allowed: the BaseModel '{base_name}' allows {allowed}"),
         ));
     };
+    within_caps(&uri, &entry.access, source_caps).map_err(barred)?;
     if policy.require_digest && adapter.spec.digest.is_none() {
         let message =
             format!("spec.digest is missing, and adapterPolicy.requireDigest of the BaseModel '{base_name}' is true");
         return Err(Barred::new(Cause::DigestRequired, message));
     }
-    let status = base.status.as_ref();
+    let status = shape::found(base);
     let facts = status.and_then(|status| status.digest.zip(shape::from_status(status)));
     let Some((base_digest, shape)) = facts else {
         let message = format!("the BaseModel '{base_name}' is not resolved yet");

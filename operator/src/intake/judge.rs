@@ -6,7 +6,8 @@ use lorafleet_crds::condition::Cause;
 use lorafleet_crds::{BaseModel, LoraAdapter};
 
 use super::gate::{allowing_entry, artifact_policy};
-use crate::source::readable;
+use crate::shape::found;
+use crate::source::{Closed, readable, within_caps};
 
 /// Why a revision must not be served.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,13 +37,11 @@ pub(super) fn forbidden(
 }
 
 fn place(base: &BaseModel, source_caps: &[String], uri: &str) -> Option<Forbidden> {
-    match readable(uri, source_caps) {
-        Err(closed) => Some(Forbidden::new(closed.cause, closed.message)),
-        Ok(uri) if allowing_entry(&base.spec.adapter_policy, &uri).is_none() => {
-            Some(Forbidden::new(Cause::SourceForbidden, format!("'{uri}' is not allowed any more")))
-        }
-        Ok(_) => None,
-    }
+    let judged = readable(uri).and_then(|uri| match allowing_entry(&base.spec.adapter_policy, &uri) {
+        Some(entry) => within_caps(&uri, &entry.access, source_caps),
+        None => Err(Closed { cause: Cause::SourceForbidden, message: format!("'{uri}' is not allowed any more") }),
+    });
+    judged.err().map(|Closed { cause, message }| Forbidden::new(cause, message))
 }
 
 /// What the policy has against the content, wherever it lies.
@@ -56,7 +55,7 @@ pub(super) fn content(adapter: &LoraAdapter, base: &BaseModel, digest: Digest) -
         let message = "it was never named by spec.digest, and adapterPolicy.requireDigest is true";
         return Some(Forbidden::new(Cause::DigestRequired, message));
     }
-    let policy = artifact_policy(base, base.status.as_ref().and_then(|status| status.digest));
+    let policy = artifact_policy(base, found(base).and_then(|status| status.digest));
     let verdict = match known {
         Some(known) => policy.check_traits(&known.traits()),
         // Written by an operator that remembered less.

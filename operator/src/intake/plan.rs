@@ -15,7 +15,7 @@ use crate::conditions::Stated;
 use crate::job::{Fault, JobState, retry_in_ms};
 use crate::recheck::{Next, listing};
 use crate::settings::Limits;
-use crate::source::{Whose, cause, resolve_at, stalls, words};
+use crate::source::{Whose, cause, reading, resolve_at, stalls, words};
 
 /// Placements that a status shows, of all pools together. With the longest names and errors they take half a megabyte.
 const PLACEMENTS_SHOWN_MAX: usize = 512;
@@ -40,7 +40,10 @@ pub struct Plan {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Standing {
     Barred(Barred),
-    Reading,
+    /// So many reads of its namespace came before, if it waits for its turn.
+    Reading {
+        before: usize,
+    },
     Fault(Fault),
     Refused {
         reason: String,
@@ -137,13 +140,13 @@ impl<'a> Stand<'a> {
     }
 
     fn reading(order: &Order) -> Self {
-        Self { read: Some(order.clone()), ..Self::at(Standing::Reading) }
+        Self { read: Some(order.clone()), ..Self::at(Standing::Reading { before: 0 }) }
     }
 }
 
 fn stand<'a>(observed: &'a Observed, gate: &Gate, limits: &Limits) -> Stand<'a> {
     let order = &gate.order;
-    if let Some(known) = remembered(&observed.adapter, gate) {
+    if let Some(known) = remembered(&observed.adapter, gate).filter(|_| !newer(observed)) {
         return match observed.recheck.next() {
             Next::ReadAgain => Stand::reading(order),
             Next::Look => Stand { look: Some(order.clone()), ..Stand::at(known) },
@@ -154,7 +157,8 @@ fn stand<'a>(observed: &'a Observed, gate: &Gate, limits: &Limits) -> Stand<'a> 
         (JobState::Done(outcome), _) => Stand::shown_by(outcome),
         (_, Some(judged)) => Stand::at(judged),
         (JobState::Idle, None) => Stand::reading(order),
-        (JobState::Running, None) => Stand::at(Standing::Reading),
+        (JobState::Waiting { before }, None) => Stand::at(Standing::Reading { before: *before }),
+        (JobState::Running, None) => Stand::at(Standing::Reading { before: 0 }),
         (JobState::Failed { fault, attempts, age_ms }, None) => {
             let standing = Standing::Fault(fault.clone());
             match retry_in_ms(fault, *attempts, *age_ms, limits) {
@@ -162,6 +166,18 @@ fn stand<'a>(observed: &'a Observed, gate: &Gate, limits: &Limits) -> Stand<'a> 
                 wait_ms => Stand { again_in_ms: Some(wait_ms), ..Stand::at(standing) },
             }
         }
+    }
+}
+
+/// Whether a read is under way, or has shown other files than the status tells of: what is remembered there is older. The
+/// status may be that of a moment ago.
+fn newer(observed: &Observed) -> bool {
+    let told = observed.adapter.status.as_ref().and_then(|status| status.source_listing.as_ref());
+    match &observed.job {
+        JobState::Running | JobState::Waiting { .. } => true,
+        JobState::Done(Outcome::Verified(found)) => told != Some(&listing(&found.files)),
+        JobState::Done(Outcome::Refused { listing, .. }) => told != Some(listing),
+        JobState::Idle | JobState::Failed { .. } => false,
     }
 }
 
@@ -181,7 +197,7 @@ fn judged_by_memory(observed: &Observed, order: &Order) -> Option<Standing> {
         Some(Forbidden { reason, message }) => {
             Some(Standing::Refused { reason, message, same_files: true, found: found(Some(digest)) })
         }
-        None => same_content.then_some(Standing::Verified),
+        None => (same_content && !newer(observed)).then_some(Standing::Verified),
     }
 }
 
@@ -305,9 +321,9 @@ fn state(standing: &Standing, status: Option<&LoraAdapterStatus>, mut later: Vec
             let message = barred.message.clone();
             vec![Stated::new(SourceAllowed, status, barred.cause, message), waiting(Resolved), waiting(Verified)]
         }
-        Standing::Reading => {
-            let reading = Stated::new(Resolved, Unknown, Cause::InProgress, "reading the source");
-            vec![done(SourceAllowed), reading, Stated::new(Verified, Unknown, Cause::InProgress, "reading the source")]
+        Standing::Reading { before } => {
+            let reading = |type_| Stated::new(type_, Unknown, Cause::InProgress, reading(*before));
+            vec![done(SourceAllowed), reading(Resolved), reading(Verified)]
         }
         Standing::Fault(fault) => {
             let failed = Stated::new(Resolved, False, cause(fault.kind), words(fault, Whose::Adapter));
@@ -340,7 +356,7 @@ impl Standing {
         match self {
             Self::Verified => None,
             Self::Barred(barred) => Some((barred.cause.to_string(), barred.message.clone(), !barred.waiting)),
-            Self::Reading => Some((Cause::InProgress.to_string(), "reading the source".to_owned(), false)),
+            Self::Reading { before } => Some((Cause::InProgress.to_string(), reading(*before), false)),
             Self::Fault(fault) => {
                 Some((cause(fault.kind).to_string(), words(fault, Whose::Adapter), stalls(fault.kind)))
             }
@@ -352,7 +368,7 @@ impl Standing {
     /// being read again.
     pub(super) fn leaves_pinned(&self) -> bool {
         match self {
-            Self::Reading | Self::Fault(_) => true,
+            Self::Reading { .. } | Self::Fault(_) => true,
             Self::Refused { reason, .. } => reason == Reason::SourceChanged.as_str(),
             Self::Barred(_) | Self::Verified => false,
         }

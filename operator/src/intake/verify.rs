@@ -22,7 +22,9 @@ pub(super) fn start(adapter: &Arc<LoraAdapter>, order: Order, context: &Arc<Cont
     let progress = Arc::new(Progress::default());
     let (shared, counted) = (context.clone(), progress.clone());
     context.adapter_rechecks.forget(&uid);
-    context.intake_jobs.start(lane, &uid, &fingerprint, progress, ring(adapter, context), move || async move {
+    let ring_now = ring(adapter, context);
+    let tell = move |_| ring_now();
+    context.intake_jobs.start(lane, &uid, &fingerprint, progress, tell, move || async move {
         let ended = read(&order, &counted, &shared).await;
         let word = match &ended {
             Ok(Outcome::Verified(_)) => "verified",
@@ -47,9 +49,9 @@ pub(super) fn look(adapter: &Arc<LoraAdapter>, order: Order, context: &Arc<Conte
     });
 }
 
-fn ring(adapter: &Arc<LoraAdapter>, context: &Context) -> impl FnOnce() + Send + 'static {
+fn ring(adapter: &Arc<LoraAdapter>, context: &Context) -> impl Fn() + Send + Sync + 'static {
     let (reference, bells) = (ObjectRef::from_obj(adapter.as_ref()), context.bells.clone());
-    move || bells.ring_intake(reference)
+    move || bells.ring_intake(reference.clone())
 }
 
 async fn read(order: &Order, progress: &Progress, context: &Context) -> Result<Outcome, Fault> {

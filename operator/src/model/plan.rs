@@ -14,7 +14,8 @@ use crate::hash::short_hash;
 use crate::job::{Fault, JobState, retry_in_ms};
 use crate::recheck::{Next, Recheck, listing};
 use crate::settings::Limits;
-use crate::source::{Closed, Door, Whose, cause, readable, resolve_at, stalls, words};
+use crate::shape::{found, seal};
+use crate::source::{Closed, Door, Whose, cause, readable, reading, resolve_at, stalls, within_caps, words};
 
 /// Everything that a plan rests on.
 #[derive(Clone, Debug, Deserialize)]
@@ -85,40 +86,57 @@ pub(super) fn fingerprint(base: &BaseModel) -> String {
 /// Where the pass stands.
 enum Standing {
     Closed(Closed),
-    Reading,
+    /// So many reads of its namespace came before, if it waits for its turn.
+    Reading {
+        before: usize,
+    },
     Fault(Fault),
-    Refused { reason: String, message: String },
+    Refused {
+        reason: String,
+        message: String,
+    },
     Known,
 }
 
 pub fn plan(observed: &Observed, limits: &Limits) -> Plan {
     let base = &observed.base;
     // What was found before stays true of what is served until something else is found.
-    let mut status = BaseModelStatus { conditions: Vec::new(), ..base.status.clone().unwrap_or_default() };
+    let mut status = BaseModelStatus { conditions: Vec::new(), ..found(base).cloned().unwrap_or_default() };
+    let overwritten = base.status.is_some() && found(base).is_none();
     let fingerprint = fingerprint(base);
     let (mut read, mut look, mut again_in_ms) = (None, None, None);
-    let uri = readable(&base.spec.source.uri, &observed.source_caps);
+    let source = &base.spec.source;
+    let uri =
+        readable(&source.uri).and_then(|uri| within_caps(&uri, &source.access, &observed.source_caps).map(|()| uri));
     let standing = match (uri, &observed.job) {
         (Err(closed), _) => Standing::Closed(closed),
-        (Ok(uri), _) if status.resolved_for.as_ref() == Some(&fingerprint) => match observed.recheck.next() {
-            Next::ReadAgain => {
-                read = Some(order(base, uri, fingerprint));
-                Standing::Reading
+        (Ok(uri), _) if status.resolved_for.as_ref() == Some(&fingerprint) && !newer(observed) => {
+            match observed.recheck.next() {
+                Next::ReadAgain => {
+                    read = Some(order(base, uri, fingerprint));
+                    Standing::Reading { before: 0 }
+                }
+                Next::Look => {
+                    look = Some(order(base, uri, fingerprint));
+                    remembered(base)
+                }
+                Next::Rest(due_in_ms) => {
+                    again_in_ms = due_in_ms;
+                    remembered(base)
+                }
             }
-            Next::Look => {
-                look = Some(order(base, uri, fingerprint));
-                remembered(base)
-            }
-            Next::Rest(due_in_ms) => {
-                again_in_ms = due_in_ms;
-                remembered(base)
-            }
-        },
+        }
+        // What was refused for the sake of a digest that is lost is read anew.
+        (Ok(uri), JobState::Done(Outcome::Refused { .. })) if overwritten => {
+            read = Some(order(base, uri, fingerprint));
+            Standing::Reading { before: 0 }
+        }
         (Ok(uri), JobState::Idle) => {
             read = Some(order(base, uri, fingerprint));
-            Standing::Reading
+            Standing::Reading { before: 0 }
         }
-        (Ok(_), JobState::Running) => Standing::Reading,
+        (Ok(_), JobState::Waiting { before }) => Standing::Reading { before: *before },
+        (Ok(_), JobState::Running) => Standing::Reading { before: 0 },
         (Ok(uri), JobState::Failed { fault, attempts, age_ms }) => {
             match retry_in_ms(fault, *attempts, *age_ms, limits) {
                 0 => read = Some(order(base, uri, fingerprint)),
@@ -140,7 +158,19 @@ pub fn plan(observed: &Observed, limits: &Limits) -> Plan {
         // Only a final judgement is remembered with its conditions.
         (status.resolved_for, status.source_listing) = (None, None);
     }
+    status.seal = status.digest.map(|_| seal(&status));
     Plan { read, look, stated: stated(&standing, &status), status, again_in_ms }
+}
+
+/// Whether a read is under way, or has shown other files than the status tells of, which may be that of a moment ago.
+fn newer(observed: &Observed) -> bool {
+    let told = observed.base.status.as_ref().and_then(|status| status.source_listing.as_ref());
+    match &observed.job {
+        JobState::Running | JobState::Waiting { .. } => true,
+        JobState::Done(Outcome::Read(facts)) => told != Some(&listing(&facts.files)),
+        JobState::Done(Outcome::Refused { listing, .. }) => told != Some(listing),
+        JobState::Idle | JobState::Failed { .. } => false,
+    }
 }
 
 /// The judgement that the status already holds.
@@ -156,7 +186,7 @@ fn remembered(base: &BaseModel) -> Standing {
 
 fn order(base: &BaseModel, uri: SourceUri, fingerprint: String) -> Order {
     let source = &base.spec.source;
-    let pinned = base.status.as_ref().and_then(|status| {
+    let pinned = found(base).and_then(|status| {
         let pin = status.source.as_ref()?;
         (pin.uri == uri.to_string() && pin.resolve_at == resolve_at(base)).then_some(status.digest?)
     });
@@ -188,7 +218,7 @@ fn stated(standing: &Standing, status: &BaseModelStatus) -> Vec<Stated> {
     use ConditionStatus::{False, True, Unknown};
     let (resolved, reason, message, stalled) = match standing {
         Standing::Known => (True, Cause::Succeeded.to_string(), status.digest.map(resolved_to), false),
-        Standing::Reading => (Unknown, Cause::InProgress.to_string(), Some("reading the source".to_owned()), false),
+        Standing::Reading { before } => (Unknown, Cause::InProgress.to_string(), Some(reading(*before)), false),
         Standing::Closed(closed) => (False, closed.cause.to_string(), Some(closed.message.clone()), true),
         Standing::Fault(fault) => {
             (False, cause(fault.kind).to_string(), Some(words(fault, Whose::Base)), stalls(fault.kind))

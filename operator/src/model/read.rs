@@ -24,7 +24,9 @@ pub(super) fn start(base: &Arc<BaseModel>, order: Order, context: &Arc<Context>)
     let progress = Arc::new(Progress::default());
     let (shared, counted) = (context.clone(), progress.clone());
     context.model_rechecks.forget(&uid);
-    context.model_jobs.start(lane, &uid, &fingerprint, progress, ring(base, context), move || async move {
+    let ring_now = ring(base, context);
+    let tell = move |_| ring_now();
+    context.model_jobs.start(lane, &uid, &fingerprint, progress, tell, move || async move {
         let ended = read(&order, &counted, &shared).await;
         let word = match &ended {
             Ok(Outcome::Read(_)) => "verified",
@@ -49,9 +51,9 @@ pub(super) fn look(base: &Arc<BaseModel>, order: Order, context: &Arc<Context>) 
     });
 }
 
-fn ring(base: &Arc<BaseModel>, context: &Context) -> impl FnOnce() + Send + 'static {
+fn ring(base: &Arc<BaseModel>, context: &Context) -> impl Fn() + Send + Sync + 'static {
     let (reference, bells) = (ObjectRef::from_obj(base.as_ref()), context.bells.clone());
-    move || bells.ring_model(reference)
+    move || bells.ring_model(reference.clone())
 }
 
 /// The files that are the base, of those that lie there.

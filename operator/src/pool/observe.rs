@@ -35,13 +35,15 @@ pub async fn observe(pool: &ServingPool, context: &Context) -> Result<Seen, ApiE
     let keys = keys(pool, context).await?;
     let (keys_exist, keys_lack) = (keys.is_some(), keys.as_ref().and_then(|keys| keys.as_ref().err().cloned()));
     let keys = keys.and_then(Result::ok);
-    let pods = pods(pool, context, keys.as_ref()).await;
+    let pods_there = pods_of(pool, context);
+    let gateway_trouble = gateway_trouble(&pods_there.gateway);
+    let pods = pods(pool, pods_there.engine, context, keys.as_ref()).await;
     let progress = |name: String| {
         let deployment = stores.deployments.get(&ObjectRef::new(&name).within(&namespace));
         deployment.map(|deployment| progress(&deployment)).unwrap_or_default()
     };
     let mut gateway = progress(names::gateway(&name));
-    gateway.trouble = gateway.trouble.or_else(|| gateway_trouble(pool, context));
+    gateway.trouble = gateway.trouble.or(gateway_trouble);
     let observed = Observed {
         pool: pool.clone(),
         base: base.map(|base| base.as_ref().clone()),
@@ -94,8 +96,7 @@ async fn api_keys_missing(pool: &ServingPool, context: &Context) -> bool {
 }
 
 /// All engine pods of the pool by name, each asked at most once.
-async fn pods(pool: &ServingPool, context: &Context, keys: Option<&Keys>) -> Vec<PodSeen> {
-    let pods = pods_of(pool, names::ENGINE_COMPONENT, context);
+async fn pods(pool: &ServingPool, pods: Vec<Arc<Pod>>, context: &Context, keys: Option<&Keys>) -> Vec<PodSeen> {
     let uid = pool.uid().unwrap_or_default();
     let pools = context.stores.pools.state();
     context.engines.share_among(
@@ -110,15 +111,25 @@ async fn pods(pool: &ServingPool, context: &Context, keys: Option<&Keys>) -> Vec
     seen
 }
 
-/// Pods of the pool's Deployment of this component, but for those that have ended for good and only wait to be cleared away.
-fn pods_of(pool: &ServingPool, component: &str, context: &Context) -> Vec<Arc<Pod>> {
-    let namespace = pool.namespace();
-    context.stores.pods.state_filter(|pod| {
+/// Pods of the pool's two Deployments.
+struct PodsThere {
+    engine: Vec<Arc<Pod>>,
+    gateway: Vec<Arc<Pod>>,
+}
+
+/// All of them, but for those that have ended for good and only wait to be cleared away. The store is gone through once.
+fn pods_of(pool: &ServingPool, context: &Context) -> PodsThere {
+    let (namespace, name) = (pool.metadata.namespace.as_deref(), pool.name_any());
+    let of = |pod: &Pod, component| belongs(pod, &name, component);
+    let there = context.stores.pods.state_filter(|pod| {
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-        pod.namespace() == namespace
-            && belongs(pod, &pool.name_any(), component)
+        pod.metadata.namespace.as_deref() == namespace
+            && pod.labels().get(names::POOL_LABEL) == Some(&name)
             && !matches!(phase, Some("Failed" | "Succeeded"))
-    })
+    });
+    let (engine, others): (Vec<_>, Vec<_>) = there.into_iter().partition(|pod| of(pod, names::ENGINE_COMPONENT));
+    let gateway = others.into_iter().filter(|pod| of(pod, names::GATEWAY_COMPONENT)).collect();
+    PodsThere { engine, gateway }
 }
 
 /// Labels are anybody's to set. A pod that a Deployment made has a ReplicaSet of its as owner, whose name ends as the label of
@@ -135,10 +146,10 @@ fn belongs(pod: &Pod, pool: &str, component: &str) -> bool {
 }
 
 /// Of the first gateway pod that does not run, by name.
-fn gateway_trouble(pool: &ServingPool, context: &Context) -> Option<String> {
-    let mut pods = pods_of(pool, names::GATEWAY_COMPONENT, context);
-    pods.sort_by_key(|pod| pod.name_any());
-    let pods = pods.iter().map(|pod| pod_seen(pod)).filter(|pod| !pod.takes_traffic() && !pod.deleting);
+fn gateway_trouble(pods: &[Arc<Pod>]) -> Option<String> {
+    let mut pods: Vec<PodSeen> = pods.iter().map(|pod| pod_seen(pod)).collect();
+    pods.sort_by(|a, b| a.name.cmp(&b.name));
+    let pods = pods.into_iter().filter(|pod| !pod.takes_traffic() && !pod.deleting);
     let mut troubles = pods.filter_map(|pod| Some((pod.name, pod.trouble?)));
     troubles.next().map(|(pod, Trouble { reason, message })| format!("pod {pod}: {reason}: {message}"))
 }

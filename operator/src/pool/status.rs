@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use lorafleet_crds::condition::{Cause, ConditionStatus, ConditionType, find, is_true};
 use lorafleet_crds::{AdapterCounts, LoraAdapterStatus, ServingPoolStatus, names};
@@ -27,6 +28,7 @@ pub enum Pace {
 pub fn status(observed: &Observed, plan: &Plan, applied: &Applied, now: Timestamp) -> (ServingPoolStatus, Pace) {
     let (stated, pace) = stated(observed, plan, applied);
     let old = observed.pool.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let pace = if pace == Pace::Busy && lasts(old, &stated, now) { Pace::Failing } else { pace };
     let generation = observed.pool.metadata.generation;
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let status = ServingPoolStatus {
@@ -39,6 +41,17 @@ pub fn status(observed: &Observed, plan: &Plan, applied: &Applied, now: Timestam
         conditions: conditions(old, &stated, generation, now),
     };
     (status, pace)
+}
+
+/// How long pods may take to start before they are looked at less often. What Kubernetes sees of them is watched anyway.
+const SOON: SignedDuration = SignedDuration::from_secs(60);
+
+/// Whether the pool's pods have not got ready for longer than that.
+fn lasts(old: &[Condition], stated: &[Stated], now: Timestamp) -> bool {
+    let start = [Cause::PodsNotReady, Cause::NoReadyPod, Cause::GatewayNotReady].map(|cause| cause.to_string());
+    let waits = |stated: &Stated| stated.type_ == ConditionType::Ready && start.contains(&stated.reason);
+    let since = find(old, ConditionType::Ready).filter(|ready| ready.status == "False");
+    stated.iter().any(waits) && since.is_some_and(|ready| now.duration_since(ready.last_transition_time.0) > SOON)
 }
 
 /// Pods that take traffic and serve the right base, as far as they can be asked.
