@@ -48,6 +48,8 @@ pub async fn serve(config: Config) -> anyhow::Result<End> {
 async fn prepare(config: &Config) -> anyhow::Result<(Keys, TcpListener, LoadedBase)> {
     let keys = Keys::open(config.admin_key_file.clone(), config.api_key_file.clone())?;
     let listener = TcpListener::bind(config.listen).await.with_context(|| format!("listening on {}", config.listen))?;
+    // Whoever leaves the choice of the port to the system reads it here.
+    tracing::info!(listen = %listener.local_addr()?, "listening");
     let begun = Instant::now();
     let base = base::load(config).await?;
     let milliseconds = begun.elapsed().as_millis() as u64;

@@ -4,10 +4,13 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test says what it expects")]
 
 mod http {
+    mod held;
     mod server;
+    mod wide;
 
     mod admin;
     mod cases;
+    mod during;
     mod keys_and_paths;
     mod large;
     mod lifecycle;

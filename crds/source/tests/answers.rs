@@ -7,7 +7,7 @@ mod support;
 
 use lorafleet_source::ErrorKind::{Forbidden, Misconfigured, NotFound, Unavailable};
 use lorafleet_source::{ErrorKind, SourceError, Sources};
-use support::{access_at, quick_limits, uri};
+use support::{access_at, patient_limits, uri};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
@@ -22,7 +22,7 @@ async fn listing_of(answer: String) -> SourceError {
             let _ = client.write_all(answer.as_bytes()).await;
         }
     });
-    let sources = Sources::new([access_at(address, "s3://bucket")], quick_limits());
+    let sources = Sources::new([access_at(address, "s3://bucket")], patient_limits());
     sources.list(&uri("s3://bucket/x")).await.unwrap_err()
 }
 

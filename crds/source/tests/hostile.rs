@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use lorafleet_source::{ErrorKind, ReadLimits};
-use support::{quick_limits, sources_at, uri};
+use support::{patient_limits, sources_at, uri};
 
 /// Answers every request by `answer`, which gets the number of the request; counts the bytes that were taken.
 fn store(answer: impl Fn(u64, &mut TcpStream, &AtomicU64) + Send + Sync + 'static) -> (SocketAddr, Arc<AtomicU64>) {
@@ -65,7 +65,7 @@ fn page(contents: &str, token: &str) -> String {
 async fn answers_without_end_are_cut() {
     for status in ["200 OK", "403 Forbidden", "500 Internal Server Error"] {
         let (address, taken) = store(endless(status));
-        let error = sources_at(address, &["s3://b"], quick_limits()).list(&uri("s3://b/x")).await.unwrap_err();
+        let error = sources_at(address, &["s3://b"], patient_limits()).list(&uri("s3://b/x")).await.unwrap_err();
         let bytes = taken.load(Ordering::Relaxed);
         // Each attempt takes the limit, and what the kernel's buffers hold.
         assert!(bytes < 100 << 20, "{status}: {bytes} bytes were taken, {error}");
@@ -80,7 +80,7 @@ async fn listings_that_lead_nowhere_are_ended() {
             let answer = if repeats { page(&contents(number), "same") } else { page("", &format!("t{number}")) };
             let _ = stream.write_all(answer.as_bytes());
         });
-        let sources = sources_at(address, &["s3://b"], quick_limits());
+        let sources = sources_at(address, &["s3://b"], patient_limits());
         let error = sources.list(&uri("s3://b/x")).await.unwrap_err();
         assert_eq!(error.kind, ErrorKind::Unavailable, "{error}");
         assert!(error.to_string().contains("leads nowhere"), "{error}");
@@ -103,7 +103,7 @@ async fn a_download_that_drips_is_given_up() {
             std::thread::sleep(Duration::from_millis(20));
         }
     });
-    let limits = ReadLimits { grace: Duration::from_millis(400), bytes_per_second_min: 1 << 20, ..quick_limits() };
+    let limits = ReadLimits { grace: Duration::from_millis(400), bytes_per_second_min: 1 << 20, ..patient_limits() };
     let sources = sources_at(address, &["s3://b"], limits);
     let listing = sources.list(&uri("s3://b/x")).await.unwrap();
     let mut download = sources.open(&listing, listing.file("f").unwrap(), 0..BYTES).unwrap();
@@ -116,5 +116,5 @@ async fn a_download_that_drips_is_given_up() {
     };
     assert_eq!(error.kind, ErrorKind::Timeout, "{error}");
     assert!(error.to_string().contains("expected are 1048576 a second"), "{error}");
-    assert!(begun.elapsed() < Duration::from_secs(5), "it took {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(60), "it took {:?}", begun.elapsed());
 }

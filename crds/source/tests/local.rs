@@ -5,9 +5,13 @@
 mod support;
 
 use std::os::unix::fs::symlink;
+use std::time::Duration;
 
 use lorafleet_source::{Access, ErrorKind, Progress, ReadLimits, Sources, fetch_base, list_adapter, read_base};
 use support::uri;
+
+/// File systems count time in ticks of some milliseconds: what is written this much later is of another time.
+const TICK: Duration = Duration::from_millis(50);
 
 struct Place {
     root: tempfile::TempDir,
@@ -120,6 +124,7 @@ async fn what_is_no_plain_file_or_another_one() {
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let listing = place.sources.list(&uri(&place.path("allowed/x"))).await.unwrap();
     assert_eq!(listing.names().collect::<Vec<_>>(), ["a"]);
+    tokio::time::sleep(TICK).await;
     std::fs::write(place.path("allowed/x/a"), "012345678X").unwrap();
     let error = place.sources.read(&listing, &listing.files[0], 0..6).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Changed, "{error}");
@@ -139,8 +144,7 @@ async fn a_file_that_is_written_to_while_it_is_read() {
     let file = listing.file("large").unwrap();
     let mut download = place.sources.open(&listing, file, 0..file.bytes).unwrap();
     assert!(download.next().await.unwrap().is_some());
-    // File systems count time in ticks of some milliseconds.
-    tokio::time::sleep(std::time::Duration::from_millis(30)).await;
+    tokio::time::sleep(TICK).await;
     let mut written = std::fs::File::options().write(true).open(&path).unwrap();
     std::io::Write::write_all(&mut written, &[b'b'; 3 << 20]).unwrap();
     let error = loop {

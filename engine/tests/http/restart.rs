@@ -1,17 +1,18 @@
 //! A process that starts again with what is on its disk: a real S3 server, there and away.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::server::{Server, cases, digest_of, variant};
+use super::server::{Server, TIME_MAX, cases, digest_of, variant};
 
 /// s3s-fs over a folder; its buckets are the folders of its root.
 struct Store {
     child: Child,
-    port: u16,
+    address: SocketAddr,
     root: tempfile::TempDir,
 }
 
@@ -22,25 +23,28 @@ impl Drop for Store {
 }
 
 impl Store {
+    /// At an address that nobody else takes, also while it is away: the host is this process's own.
     fn start() -> Self {
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let [_, high, middle, low] = std::process::id().to_be_bytes();
+        let address = (Ipv4Addr::new(127, 64 | high, middle, low), 20_000).into();
         let root = tempfile::tempdir().unwrap();
-        Self { child: Self::run(port, root.path()), port, root }
+        Self { child: Self::run(address, root.path()), address, root }
     }
 
-    fn run(port: u16, root: &Path) -> Child {
+    fn run(address: SocketAddr, root: &Path) -> Child {
         let binary = std::env::var("LORAFLEET_TEST_S3S_FS").expect("LORAFLEET_TEST_S3S_FS: path of an s3s-fs binary");
-        let child = Command::new(binary)
-            .args(["--host", "127.0.0.1", "--access-key", "key", "--secret-key", "secret", "--port"])
-            .arg(port.to_string())
+        let mut child = Command::new(binary)
+            .args(["--access-key", "key", "--secret-key", "secret"])
+            .args(["--host", &address.ip().to_string(), "--port", &address.port().to_string()])
             .arg(root)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
         let begun = Instant::now();
-        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(begun.elapsed() < Duration::from_secs(10), "the S3 server does not come up");
+        while std::net::TcpStream::connect(address).is_err() {
+            assert!(child.try_wait().unwrap().is_none(), "the S3 server ended");
+            assert!(begun.elapsed() < TIME_MAX, "the S3 server does not come up");
             std::thread::sleep(Duration::from_millis(5));
         }
         child
@@ -52,7 +56,7 @@ impl Store {
     }
 
     fn start_again(&mut self) {
-        self.child = Self::run(self.port, self.root.path());
+        self.child = Self::run(self.address, self.root.path());
     }
 
     fn put_case(&self, case: &str) {
@@ -72,9 +76,9 @@ fn flags(store: &Store, disk: &Path) -> Vec<String> {
     std::fs::write(keys.join("access-key-id"), "key").unwrap();
     std::fs::write(keys.join("secret-access-key"), "secret").unwrap();
     let config = disk.join("config.toml");
-    let (port, keys) = (store.port, keys.display());
+    let (address, keys) = (store.address, keys.display());
     let text = format!(
-        "[[source]]\nprefix = \"s3://bucket\"\nendpoint = \"http://127.0.0.1:{port}\"\ncredentials_dir = \"{keys}\"\n"
+        "[[source]]\nprefix = \"s3://bucket\"\nendpoint = \"http://{address}\"\ncredentials_dir = \"{keys}\"\n"
     );
     std::fs::write(&config, text).unwrap();
     let cache = format!("{},100000000", disk.join("cache").display());
@@ -163,7 +167,7 @@ async fn killed_at_any_moment_it_comes_back_whole() {
         let aliases: Value = placed.iter().map(|row| (row["name"].as_str().unwrap(), row["digest"].clone())).collect();
         let placement = json!({ "bootId": boot, "generation": 1, "adapters": placed, "aliases": aliases });
         // The last one is accepted, so that there is something to come back to.
-        let most = Duration::from_millis(if round < 7 { 1 + round as u64 * 5 } else { 20_000 });
+        let most = if round < 7 { Duration::from_millis(1 + round as u64 * 5) } else { TIME_MAX };
         let _ = tokio::time::timeout(most, server.put("/v1/placement", &placement)).await;
         kill(&mut server);
         // And the disk forgets the end of one file.

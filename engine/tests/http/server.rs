@@ -45,11 +45,30 @@ pub fn digest_of(folder: &Path) -> String {
     lorafleet_artifact::digest_of_files(&files.map(|name| (name.to_owned(), hash(name))).into()).to_string()
 }
 
-pub struct Server {
+/// Longest wait for what must come: far more than it takes where everything is ten times slower.
+pub const TIME_MAX: Duration = Duration::from_secs(120);
+
+/// Somebody who asks an engine.
+pub struct Client {
     pub url: String,
     pub client: reqwest::Client,
+    /// The engine's log, where it has one of its own.
+    log: Option<PathBuf>,
+}
+
+/// The binary, and who asks it.
+pub struct Server {
+    asks: Client,
     pub folder: tempfile::TempDir,
     pub process: Child,
+}
+
+impl std::ops::Deref for Server {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.asks
+    }
 }
 
 impl Drop for Server {
@@ -77,12 +96,9 @@ impl Server {
 
     pub async fn start_model(folder: tempfile::TempDir, model: &str, name: &str, flags: &[&str]) -> Self {
         let mut server = Self::spawn(folder, model, name, flags);
-        let begun = Instant::now();
-        while server.client.get(server.url.clone() + "/healthz").send().await.is_err() {
-            assert!(server.process.try_wait().unwrap().is_none(), "the engine ended: {}", server.log());
-            assert!(begun.elapsed() < Duration::from_secs(30), "the engine does not listen: {}", server.log());
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        server.listens().await;
+        let healthy = async || server.client.get(server.url.clone() + "/healthz").send().await.is_ok();
+        server.until("answering", healthy).await;
         server
     }
 
@@ -90,37 +106,61 @@ impl Server {
     pub fn spawn(folder: tempfile::TempDir, model: &str, name: &str, flags: &[&str]) -> Self {
         let key = folder.path().join("admin-key");
         std::fs::write(&key, ADMIN_KEY).unwrap();
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let log = std::fs::File::create(folder.path().join("log")).unwrap();
+        let log = folder.path().join("log");
         let process = Command::new(env!("CARGO_BIN_EXE_lorafleet-engine"))
             .arg("serve")
             .args(["--model", model, "--served-model-name", name])
-            .args(["--listen", &format!("127.0.0.1:{port}"), "--threads", "1"])
+            // A port that the system chooses; one that was found free could be another's by the time it is used.
+            .args(["--listen", "127.0.0.1:0", "--threads", "1"])
             .args(["--admin-key-file", key.to_str().unwrap()])
             .args(["--allowed-source", &path("")])
             .args(["--allowed-source", folder.path().to_str().unwrap()])
             .args(flags)
             .stdout(Stdio::null())
-            .stderr(log)
+            .stderr(std::fs::File::create(&log).unwrap())
             .spawn()
             .unwrap();
-        let client = reqwest::Client::builder().pool_max_idle_per_host(0).build().unwrap();
-        Self { url: format!("http://127.0.0.1:{port}"), client, folder, process }
+        Self { asks: Client::new(String::new(), Some(log)), folder, process }
+    }
+
+    /// Waits until the process says where it listens.
+    pub async fn listens(&mut self) {
+        let begun = Instant::now();
+        let said = |line: &str| {
+            let line: Value = serde_json::from_str(line).ok()?;
+            let listens = line["fields"]["message"] == "listening";
+            listens.then(|| format!("http://{}", line["fields"]["listen"].as_str().unwrap()))
+        };
+        loop {
+            if let Some(url) = self.log().lines().find_map(said) {
+                self.asks.url = url;
+                return;
+            }
+            assert!(self.process.try_wait().unwrap().is_none(), "the engine ended: {}", self.log());
+            assert!(begun.elapsed() < TIME_MAX, "the engine does not listen: {}", self.log());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+impl Client {
+    pub fn new(url: String, log: Option<PathBuf>) -> Self {
+        Self { url, client: reqwest::Client::builder().pool_max_idle_per_host(0).build().unwrap(), log }
     }
 
     pub fn log(&self) -> String {
-        std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+        self.log.as_ref().map(|log| std::fs::read_to_string(log).unwrap_or_default()).unwrap_or_default()
     }
 
     pub async fn wait_ready(&self) {
         self.until("ready", async || self.get("/readyz").await.0 == 200).await;
     }
 
-    /// Waits until something holds; panics after 20 s.
+    /// Waits until something holds.
     pub async fn until(&self, what: &str, mut holds: impl AsyncFnMut() -> bool) {
         let begun = Instant::now();
         while !holds().await {
-            assert!(begun.elapsed() < Duration::from_secs(20), "never {what}: {}", self.log());
+            assert!(begun.elapsed() < TIME_MAX, "never {what}: {}", self.log());
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
@@ -154,6 +194,14 @@ impl Server {
         let (status, report) = self.get("/v1/lora_adapters").await;
         assert_eq!(status, 200, "{report}");
         report
+    }
+
+    /// The value of a series without labels, or with the labels given.
+    pub async fn counted(&self, series: &str) -> f64 {
+        let (status, page) = self.get("/metrics").await;
+        assert_eq!(status, 200, "{page}");
+        let value = page.as_str().unwrap().lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok());
+        value.unwrap_or(0.0)
     }
 
     /// A row of a case: right tokens, and log-probabilities within PEFT's tolerance.

@@ -3,11 +3,11 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what it expects")]
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use lorafleet_artifact::SourceUri;
@@ -23,7 +23,15 @@ pub fn uri(text: &str) -> SourceUri {
     text.parse().unwrap()
 }
 
-/// s3s-fs on a free port of 127.0.0.1. Buckets are the folders of its root.
+/// An address of this machine that nobody else takes: the host is this process's own, the port counts its servers. A port
+/// that was found free could be another's by the time it is used.
+pub fn own_address() -> SocketAddr {
+    static SERVERS: AtomicU16 = AtomicU16::new(20_000);
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    (Ipv4Addr::new(127, 64 | high, middle, low), SERVERS.fetch_add(1, Ordering::SeqCst)).into()
+}
+
+/// s3s-fs at an address of its own. Buckets are the folders of its root.
 pub struct Server {
     child: Child,
     pub address: SocketAddr,
@@ -34,19 +42,20 @@ impl Server {
     pub fn start() -> Self {
         let binary = std::env::var("LORAFLEET_TEST_S3S_FS").expect("LORAFLEET_TEST_S3S_FS: path of an s3s-fs binary");
         let root = tempfile::tempdir().unwrap();
-        let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let address = own_address();
         let child = Command::new(binary)
-            .args(["--host", "127.0.0.1", "--access-key", "key", "--secret-key", "secret", "--port"])
-            .arg(address.port().to_string())
+            .args(["--access-key", "key", "--secret-key", "secret"])
+            .args(["--host", &address.ip().to_string(), "--port", &address.port().to_string()])
             .arg(root.path())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let server = Self { child, address, root };
+        let mut server = Self { child, address, root };
         let start = Instant::now();
         while std::net::TcpStream::connect(address).is_err() {
-            assert!(start.elapsed() < Duration::from_secs(10), "the S3 server does not come up");
+            assert!(server.child.try_wait().unwrap().is_none(), "the S3 server ended");
+            assert!(start.elapsed() < Duration::from_secs(120), "the S3 server does not come up");
             std::thread::sleep(Duration::from_millis(5));
         }
         server
@@ -67,7 +76,7 @@ impl Server {
     }
 
     pub fn sources(&self, prefixes: &[&str]) -> Sources {
-        sources_at(self.address, prefixes, quick_limits())
+        sources_at(self.address, prefixes, patient_limits())
     }
 }
 
@@ -78,11 +87,14 @@ impl Drop for Server {
     }
 }
 
-pub fn quick_limits() -> ReadLimits {
+/// For whoever answers: however slow this machine is, no limit of time is reached. What a test wants to be reached it sets.
+pub fn patient_limits() -> ReadLimits {
+    const LONG: Duration = Duration::from_secs(120);
     ReadLimits {
-        connect: Duration::from_millis(500),
-        answer: Duration::from_millis(500),
-        stall: Duration::from_millis(300),
+        connect: LONG,
+        answer: LONG,
+        stall: LONG,
+        grace: LONG,
         attempts: 3,
         interruptions: 5,
         backoff: Duration::from_millis(10),
@@ -155,7 +167,7 @@ async fn forward(client: TcpStream, to: SocketAddr, fault: Fault, left: Arc<Atom
         {
             let _ = to_client.write_all(&piece[..after.saturating_sub(sent)]).await;
             if matches!(fault, Fault::Stall { .. }) {
-                tokio::time::sleep(Duration::from_secs(30)).await;
+                std::future::pending::<()>().await;
             }
             break;
         }
