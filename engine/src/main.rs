@@ -1,5 +1,6 @@
 //! The command line: `serve`, `inspect`, `stamp`.
 
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -33,16 +34,23 @@ fn main() -> ExitCode {
     let default = if serving { "info" } else { "warn,aws_config=off" };
     let filter = tracing_subscriber::EnvFilter::try_from_env("LORAFLEET_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
-    tracing_subscriber::fmt().json().with_env_filter(filter).with_writer(std::io::stderr).init();
+    // Who types the command reads it; else it is a container's log, which machines read.
+    let typed = std::io::stderr().is_terminal();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if typed {
+        log.init()
+    } else {
+        log.json().init()
+    }
     match start(cli.command) {
         Ok(code) => code,
         // One line with the whole chain: the last one of a container's log is what its pool's status repeats.
-        Err(error) if serving => {
+        Err(error) if serving && !typed => {
             tracing::error!("{error:#}");
             ExitCode::FAILURE
         }
         Err(error) => {
-            eprintln!("Error: {error:#}");
+            eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }
     }

@@ -112,7 +112,7 @@ fn an_engine_does_not_start_without_what_it_was_told_to_serve() {
         (&["--model", &base, "--listen", &taken], &["listening on", &taken, "in use"]),
         (&["--model", "hf://org/model"], &["--model", "hf://"]),
         (&["--model", "s3://bucket/model"], &["--disk-cache", "s3://bucket/model"]),
-        (&["--model", "/nowhere"], &["/nowhere"]),
+        (&["--model", "/nowhere"], &["opening the model /nowhere: /nowhere: No such file or directory (os error 2)"]),
     ] {
         let (code, stderr) = ends(flags);
         assert_eq!(code, Some(1), "{flags:?}: {stderr}");
@@ -120,6 +120,7 @@ fn an_engine_does_not_start_without_what_it_was_told_to_serve() {
         assert_eq!(last["level"], "ERROR", "{stderr}");
         let stderr = last["fields"]["message"].as_str().unwrap();
         assert!(said.iter().all(|part| stderr.contains(part)), "{flags:?}: {stderr}");
+        assert!(stderr.matches("(os error").count() <= 1, "the cause is told twice: {stderr}");
     }
 }
 

@@ -93,7 +93,7 @@ fn identity_files(folder: &Path) -> Result<Vec<PathBuf>, ModelError> {
 }
 
 fn io(path: &Path) -> impl FnOnce(std::io::Error) -> ModelError {
-    move |source| ModelError::Io { path: path.to_owned(), source }
+    move |source| ModelError::Io { path: path.to_owned(), cause: source }
 }
 
 fn json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, ModelError> {

@@ -13,7 +13,7 @@ use super::tensor::StoredType;
 
 /// Shape, tensors, and the one file that makes the model's identity.
 pub(super) fn read(path: &Path) -> Result<(Shape, Catalog, Vec<PathBuf>), ModelError> {
-    let mapped = MappedFile::open(path).map_err(|source| ModelError::Io { path: path.to_owned(), source })?;
+    let mapped = MappedFile::open(path).map_err(|source| ModelError::Io { path: path.to_owned(), cause: source })?;
     let bytes = mapped.bytes();
     let gguf = Gguf::parse(bytes, bytes.len() as u64, &GgufLimits::default())
         .map_err(|error| ModelError::Malformed(format!("{}: {error}", path.display())))?;

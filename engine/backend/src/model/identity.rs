@@ -29,7 +29,7 @@ impl Identity {
         let thread = std::thread::Builder::new()
             .name("model-digest".into())
             .spawn(move || digest(&files))
-            .map_err(|source| ModelError::Io { path: PathBuf::from("thread model-digest"), source })?;
+            .map_err(|source| ModelError::Io { path: PathBuf::from("thread model-digest"), cause: source })?;
         Ok(Self { state: Mutex::new(State::Running(thread)) })
     }
 
@@ -44,7 +44,7 @@ impl Identity {
             State::Failed => Err(failed()),
             State::Running(thread) => {
                 let digest = thread.join().map_err(|_| failed())?;
-                let digest = digest.map_err(|(path, source)| ModelError::Io { path, source })?;
+                let digest = digest.map_err(|(path, source)| ModelError::Io { path, cause: source })?;
                 *state = State::Done(digest);
                 Ok(digest)
             }

@@ -23,8 +23,8 @@ use identity::Identity;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    #[error("{}: {source}", path.display())]
-    Io { path: PathBuf, source: std::io::Error },
+    #[error("{}: {cause}", path.display())]
+    Io { path: PathBuf, cause: std::io::Error },
     #[error("{0}")]
     Malformed(String),
     #[error("{0}")]
@@ -67,7 +67,7 @@ impl Model {
     /// # Errors
     /// What is missing, unreadable or not supported, by the name of the file, key or tensor.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
-        let meta = std::fs::metadata(path).map_err(|source| ModelError::Io { path: path.to_owned(), source })?;
+        let meta = std::fs::metadata(path).map_err(|source| ModelError::Io { path: path.to_owned(), cause: source })?;
         let (shape, catalog, files) = if meta.is_dir() { folder::read(path)? } else { gguf::read(path)? };
         shape.check().map_err(|what| ModelError::Unsupported(format!("{}: {what}", path.display())))?;
         let weights = catalog.weights(&shape)?;
