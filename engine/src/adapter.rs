@@ -7,7 +7,9 @@ mod loader;
 mod base;
 mod copies;
 mod disk;
+mod rooms;
 
 pub use copies::{BaseTensors, CopyDiffers, Exactness, check_copies};
 pub use disk::DiskCache;
 pub use loader::{LoadError, LoadedAdapter, Loader, Origin};
+pub use rooms::Rooms;

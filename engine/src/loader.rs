@@ -6,10 +6,9 @@ use std::time::Instant;
 use lorafleet_artifact::{BaseShape, Claims, Digest, Policy};
 use lorafleet_backend::batch::PageBudget;
 use lorafleet_backend::layout::Layout;
-use lorafleet_listen::Room;
 use lorafleet_source::{Progress, ReadLimits, Sources};
 
-use crate::adapter::{BaseTensors, DiskCache, LoadError, LoadedAdapter, Loader};
+use crate::adapter::{BaseTensors, DiskCache, LoadError, LoadedAdapter, Loader, Rooms};
 use crate::config::Config;
 use crate::fleet::{Load, Loading};
 use crate::flights::Flights;
@@ -68,8 +67,8 @@ impl AdapterLoader {
             ..Policy::default()
         };
         let sources = Sources::new(config.sources.iter().cloned(), ReadLimits::default());
-        let room = || Room::new(config.limits.host_cache_bytes);
-        let loader = Loader { sources, base, policy, tensors: Some(tensors), disk, room: room(), disk_room: room() };
+        let rooms = Rooms::new(config.limits.host_cache_bytes);
+        let loader = Loader { sources, base, policy, tensors: Some(tensors), disk, rooms };
         let inner = Arc::new(Inner { loader, limits: config.limits.clone(), budget, meter });
         let prepared = inner.clone();
         tokio::spawn(async move { prepared.loader.sources.prepare().await });

@@ -6,6 +6,8 @@ use std::time::Instant;
 use lorafleet_artifact::Digest;
 use lorafleet_crds::wire::Floor;
 
+mod fetches;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostTier {
     Absent,
@@ -13,11 +15,22 @@ pub enum HostTier {
     Present,
 }
 
+/// Where an adapter's bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Store {
+    /// On this machine's disks.
+    Here,
+    /// In a store, which has a number.
+    Away(u64),
+}
+
 /// One adapter's place.
 #[derive(Clone, Debug)]
 pub struct Row {
     pub digest: Digest,
     pub host: HostTier,
+    /// Where a fetch would read it.
+    pub store: Store,
     /// It holds its pages on the device.
     pub device: bool,
     /// So many of them are still to be written; nobody can use it before.
@@ -67,6 +80,7 @@ pub struct Tiers {
     pub pages_total: u32,
     pub page_bytes: u64,
     pub host_bytes_total: u64,
+    /// At once from all stores, and as many from this machine's disks.
     pub fetches_max: u32,
     /// For the next step.
     pub upload_bytes_max: u64,
@@ -202,38 +216,6 @@ impl<'a> Plan<'a> {
         let floors = self.rows.iter().filter(|row| floor_wants_fetch(row)).map(|row| (row.digest, Reason::Floor));
         let mut seen = HashSet::new();
         demanded.chain(floors).filter(|(digest, _)| seen.insert(*digest)).collect()
-    }
-
-    fn fetch(&mut self) {
-        let mut fetching = self.rows.iter().filter(|row| row.host == HostTier::Fetching).count() as u32;
-        for (digest, reason) in self.wanted() {
-            if fetching >= self.tiers.fetches_max {
-                return;
-            }
-            let Some(index) = self.index.get(&digest).copied() else { continue };
-            let Some(row) = self.rows.get(index) else { continue };
-            if row.device || row.host != HostTier::Absent || !row.may_fetch {
-                continue;
-            }
-            if !self.make_host_room(row.bytes, &digest) {
-                if reason == Reason::Demand && self.is_barred(&digest) {
-                    self.moves.push(Move::RefuseDemand(digest));
-                }
-                continue;
-            }
-            if let Some(row) = self.rows.get_mut(index) {
-                row.host = HostTier::Fetching;
-            }
-            fetching += 1;
-            self.moves.push(Move::Fetch(digest, reason));
-        }
-    }
-
-    /// Pins alone leave it no room in host memory.
-    fn is_barred(&self, digest: &Digest) -> bool {
-        let counts = |row: &&Row| row.digest == *digest || (row.is_held_in_host() && row.host == HostTier::Present);
-        let bytes: u64 = self.rows.iter().filter(counts).map(|row| row.bytes).sum();
-        bytes > self.tiers.host_bytes_total
     }
 
     /// Whether `bytes` more fit, letting go of what is wanted later than `digest`.
@@ -407,6 +389,7 @@ mod tests {
                 letters if letters.contains('H') => HostTier::Present,
                 _ => HostTier::Absent,
             },
+            store: Store::Here,
             device: letters.contains(['D', 'U']),
             pages_left: u32::from(letters.contains('U')),
             bytes: 10,

@@ -1,15 +1,17 @@
 //! Which adapters there are, and on which tier each one is. Identity is the digest; names live elsewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lorafleet_artifact::{Claims, Digest, Reason};
+use lorafleet_artifact::{Claims, Digest, Reason, Scheme, SourceUri};
 use lorafleet_backend::HostAdapter;
 use lorafleet_backend::batch::{PageBudget, ResidentId};
 use lorafleet_crds::wire::{Floor, Tier};
 
 use crate::limits::Limits;
+use crate::moves::Store;
 use crate::pages::Pages;
 use crate::refusal::Refusal;
 
@@ -79,6 +81,15 @@ impl Enrolment {
         Claims { digest: Some(self.digest), base_digest: self.base_digest }
     }
 
+    /// Where its first source is. What is no source at all is refused at once.
+    fn store(&self) -> Store {
+        let source = self.sources.first().and_then(|source| source.parse::<SourceUri>().ok());
+        let Some(source) = source.filter(|source| source.scheme() != Scheme::File) else { return Store::Here };
+        let mut hasher = DefaultHasher::new();
+        (source.scheme(), source.authority()).hash(&mut hasher);
+        Store::Away(hasher.finish())
+    }
+
     /// Whether a fetch for the one has an answer for the other too.
     pub fn fetches_the_same(&self, other: &Self) -> bool {
         (self.digest, &self.sources, self.base_digest) == (other.digest, &other.sources, other.base_digest)
@@ -125,6 +136,7 @@ impl Residency {
             fetching: false,
             device: None,
             on_disk,
+            store: enrolment.store(),
             users: Arc::new(()),
             pinned: None,
             last_used: None,
@@ -142,6 +154,7 @@ impl Residency {
         if entry.enrolment != enrolment || entry.retired {
             entry.failure = None;
             entry.note = None;
+            entry.store = enrolment.store();
             entry.enrolment = enrolment;
         }
         entry.pinned = entry.enrolment.pinned.then(|| entry.pinned.unwrap_or(now));

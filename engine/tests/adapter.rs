@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use lorafleet_artifact::safetensors::{Safetensors, SafetensorsLimits};
 use lorafleet_artifact::{BaseShape, Claims, Digest, FloatType, HuggingFaceConfig, Policy, SourceUri};
-use lorafleet_engine::adapter::{BaseTensors, DiskCache, Exactness, LoadError, LoadedAdapter, Loader, Origin};
-use lorafleet_listen::Room;
+use lorafleet_engine::adapter::{BaseTensors, DiskCache, Exactness, LoadError, LoadedAdapter, Loader, Origin, Rooms};
 use lorafleet_source::{Access, Progress, ReadLimits, Sources};
 
 fn cases() -> PathBuf {
@@ -59,8 +58,7 @@ fn loader(root: &Path, base: &str, disk: Option<DiskCache>) -> Loader {
         policy: Policy { require_base_digest: false, ..Policy::default() },
         tensors: Some(Arc::new(FileTensors::of(base))),
         disk,
-        room: Room::new(1 << 30),
-        disk_room: Room::new(1 << 30),
+        rooms: Rooms::new(1 << 30),
     }
 }
 
@@ -351,11 +349,10 @@ async fn loads_wait_until_there_is_room_for_their_bytes() {
     let folder = copy_of("plain-r8-qv", root.path());
     let mut loader = loader(root.path(), "base", Some(DiskCache::open(root.path().join("cache"), 1 << 20).unwrap()));
     // Less than one adapter: one at a time then, and never none.
-    (loader.room, loader.disk_room) = (Room::new(9000), Room::new(9000));
+    loader.rooms = Rooms::new(9000);
     let mut expected = None;
     for origin in [Origin::Source, Origin::Disk] {
-        let room = if origin == Origin::Disk { &loader.disk_room } else { &loader.room };
-        let held = room.take(1).await;
+        let held = loader.rooms.here(1).await;
         let mut loading = Box::pin(load(&loader, &folder, expected));
         let early = tokio::time::timeout(std::time::Duration::from_millis(200), &mut loading).await;
         assert!(early.is_err(), "it was loaded beside what takes the room");

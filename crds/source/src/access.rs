@@ -113,7 +113,7 @@ impl Default for ReadLimits {
             answer: Duration::from_secs(15),
             stall: Duration::from_secs(15),
             bytes_per_second_min: 256 << 10,
-            grace: Duration::from_secs(60),
+            grace: Duration::from_secs(30),
             attempts: 4,
             interruptions: 32,
             backoff: Duration::from_millis(100),

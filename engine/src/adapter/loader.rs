@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use lorafleet_artifact::{BaseShape, Claims, Digest, Policy, Reason, Refusal, SourceUri, Verification, Verified};
 use lorafleet_backend::HostAdapter;
-use lorafleet_listen::Room;
 use lorafleet_source::{AdapterBytes, AdapterError, ErrorKind, Progress, SourceError, Sources, list_adapter};
 
-use super::{BaseTensors, DiskCache, check_copies};
+use super::{BaseTensors, DiskCache, Rooms, check_copies};
 
 /// Loads adapters for one base. Shared by all loads.
 pub struct Loader {
@@ -18,11 +17,8 @@ pub struct Loader {
     /// The base's own weights, for adapters that carry copies of them. Without it, such adapters are refused.
     pub tensors: Option<Arc<dyn BaseTensors>>,
     pub disk: Option<DiskCache>,
-    /// What loads may hold in memory at the same time, before their adapters are counted elsewhere. One that is too large
-    /// for it is refused by the policy, not here.
-    pub room: Room,
-    /// The same for copies from the disk: they come at once, and wait for no slow store.
-    pub disk_room: Room,
+    /// One that is too large for them is refused by the policy, not here.
+    pub rooms: Rooms,
 }
 
 #[derive(Debug)]
@@ -48,6 +44,9 @@ pub enum LoadError {
     /// It carries changed weights of the base, which would have to be applied, or dropped in silence.
     #[error(transparent)]
     Copies(#[from] super::CopyDiffers),
+    /// The process is about to end.
+    #[error("the load was broken off: the engine has stopped")]
+    BrokenOff,
 }
 
 impl From<Refusal> for LoadError {
@@ -68,6 +67,7 @@ impl LoadError {
         match self {
             Self::Adapter(error) => error.code(),
             Self::Copies(_) => Reason::UnsupportedFeature.as_str(),
+            Self::BrokenOff => "EngineStopped",
         }
     }
 
@@ -75,6 +75,7 @@ impl LoadError {
     pub fn http_status(&self) -> u16 {
         match self {
             Self::Copies(_) => 422,
+            Self::BrokenOff => 503,
             Self::Adapter(AdapterError::Refused(refusal)) => match refusal.reason {
                 Reason::SourceForbidden => 403,
                 Reason::NotFound => 404,
@@ -107,14 +108,14 @@ impl Loader {
         // Also for what is on disk: a source that is no longer allowed is not served from its copy.
         self.sources.access(&uri)?;
         if let Some((disk, digest)) = self.disk.as_ref().zip(claims.digest) {
-            let _room = self.disk_room.take(disk.bytes_of(digest)).await;
+            let _room = self.rooms.here(disk.bytes_of(digest)).await;
             if let Some((verified, bytes)) = self.copy_on_disk(disk, digest, claims).await {
-                let adapter = self.finish(verified, bytes)?;
+                let adapter = self.finish(verified, bytes).await?;
                 return Ok(LoadedAdapter { adapter, origin: Origin::Disk, on_disk: true });
             }
         }
         let listed = list_adapter(&self.sources, &uri).await?;
-        let _room = self.room.take(listed.bytes()).await;
+        let _room = self.rooms.of(&uri, listed.bytes()).await;
         let read = listed.read(&self.sources, claims, &self.base, &self.policy, true, progress).await?;
         let bytes = read.bytes.ok_or_else(|| Refusal::new(Reason::Malformed, "the adapter's bytes were not kept"))?;
         let bytes = Arc::new(bytes);
@@ -124,20 +125,21 @@ impl Loader {
             Some(disk) => disk.put(digest, &bytes).await,
         };
         let bytes = Arc::try_unwrap(bytes).unwrap_or_else(|shared| (*shared).clone());
-        Ok(LoadedAdapter { adapter: self.finish(read.verified, bytes)?, origin: Origin::Source, on_disk })
+        Ok(LoadedAdapter { adapter: self.finish(read.verified, bytes).await?, origin: Origin::Source, on_disk })
     }
 
     /// The disk's copy, verified like the source's. A copy that fails is removed and asked for anew.
     async fn copy_on_disk(&self, disk: &DiskCache, digest: Digest, claims: Claims) -> Option<(Verified, AdapterBytes)> {
         let bytes = disk.get(digest, self.policy.max_adapter_bytes).await?;
-        let verify = || -> Result<Verified, Refusal> {
+        let (base, policy) = (self.base.clone(), self.policy.clone());
+        let judged = aside(move || -> Result<_, Refusal> {
             let size = bytes.weights.len() as u64;
-            let mut verification = Verification::begin(&bytes.config, size, claims, &self.base, &self.policy)?;
+            let mut verification = Verification::begin(&bytes.config, size, claims, &base, &policy)?;
             verification.push(&bytes.weights)?;
-            verification.finish()
-        };
-        match verify() {
-            Ok(verified) => Some((verified, bytes)),
+            Ok((verification.finish()?, bytes))
+        });
+        match judged.await? {
+            Ok(copy) => Some(copy),
             Err(refusal) => {
                 tracing::warn!(%digest, %refusal, "the disk cache's copy does not pass; it is fetched again");
                 disk.remove(digest).await;
@@ -146,13 +148,22 @@ impl Loader {
         }
     }
 
-    fn finish(&self, mut verified: Verified, bytes: AdapterBytes) -> Result<Arc<HostAdapter>, LoadError> {
-        let AdapterBytes { mut weights, .. } = bytes;
-        let data_start = usize::try_from(verified.header.data_start).unwrap_or(usize::MAX).min(weights.len());
-        weights.drain(..data_start);
-        verified.fitted.round_doubles(&mut weights);
-        let adapter = HostAdapter { digest: verified.digest, bytes: weights, fitted: verified.fitted };
-        check_copies(&adapter, self.tensors.as_deref())?;
-        Ok(Arc::new(adapter))
+    async fn finish(&self, mut verified: Verified, bytes: AdapterBytes) -> Result<Arc<HostAdapter>, LoadError> {
+        let tensors = self.tensors.clone();
+        let finished = aside(move || -> Result<_, LoadError> {
+            let AdapterBytes { mut weights, .. } = bytes;
+            let data_start = usize::try_from(verified.header.data_start).unwrap_or(usize::MAX).min(weights.len());
+            weights.drain(..data_start);
+            verified.fitted.round_doubles(&mut weights);
+            let adapter = HostAdapter { digest: verified.digest, bytes: weights, fitted: verified.fitted };
+            check_copies(&adapter, tensors.as_deref())?;
+            Ok(Arc::new(adapter))
+        });
+        finished.await.unwrap_or(Err(LoadError::BrokenOff))
     }
+}
+
+/// Looks at every byte on a thread of its own: nobody's stream waits for it. `None` if the process is about to end.
+async fn aside<T: Send + 'static>(look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    tokio::task::spawn_blocking(look).await.ok()
 }

@@ -8,6 +8,7 @@ use lorafleet_backend::batch::{PageId, ResidentId};
 use lorafleet_crds::wire::{Floor, Tier};
 
 use super::Enrolment;
+use crate::moves::Store;
 use crate::refusal::Refusal;
 
 #[derive(Debug)]
@@ -45,6 +46,8 @@ pub(super) struct Entry {
     pub(super) fetching: bool,
     pub(super) device: Option<Device>,
     pub(super) on_disk: bool,
+    /// Where a fetch that finds no copy on disk begins.
+    pub(super) store: Store,
     pub(super) users: Arc<()>,
     /// Since when it is pinned.
     pub(super) pinned: Option<Instant>,
@@ -83,6 +86,11 @@ impl Entry {
             _ if self.on_disk => Tier::Disk,
             _ => Tier::Source,
         }
+    }
+
+    /// Where a fetch would read it.
+    pub(super) fn store(&self) -> Store {
+        if self.on_disk { Store::Here } else { self.store }
     }
 
     pub(super) fn held_on_device(&self) -> bool {

@@ -59,6 +59,7 @@ impl Residency {
                     (None, true) => HostTier::Fetching,
                     (None, false) => HostTier::Absent,
                 },
+                store: entry.store(),
                 device: entry.device.is_some(),
                 pages_left: entry.device.as_ref().map_or(0, Device::pages_left),
                 bytes: entry.bytes,
