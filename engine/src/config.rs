@@ -94,7 +94,7 @@ pub struct Flags {
     /// Compute threads [default: all cores].
     #[arg(long, env = "LORAFLEET_THREADS")]
     pub threads: Option<NonZeroUsize>,
-    /// Longest wait, in milliseconds, of a request that lacks only a place for its adapter [default: 2000].
+    /// Longest wait, in milliseconds, of a request that lacks only a place, of its own or for its adapter [default: 2000].
     #[arg(long, env = "LORAFLEET_AGE_MS_MAX")]
     pub age_ms_max: Option<u64>,
     /// How long, in seconds, running requests may go on after SIGTERM [default: 25].

@@ -38,7 +38,8 @@ pub struct Limits {
     pub upload_bytes_min: u64,
     /// An adapter that lacks no more than this comes in one step.
     pub upload_bytes_whole: u64,
-    /// After this wait, a sequence that lacks only a place for its adapter gets one from whoever has held it longest.
+    /// After this wait, a sequence that lacks only a place gets one: for its adapter, from the adapter that has been in use
+    /// longest; of its own, from the owner that has most.
     pub age_max: Duration,
     /// Connections that are open at once; more wait to be accepted.
     pub max_connections: usize,

@@ -2,7 +2,8 @@
 //!
 //! Running sequences decode first; what is left of the step goes to prompts, in [`prompts`], and who of the queue starts
 //! is decided with it. Who lacks pages may be passed, in [`passing`]. Whoever lacks only its adapter is stepped over and,
-//! after `age_max`, takes the place of the adapter that has been in use longest, in [`places`].
+//! after `age_max`, takes the place of the adapter that has been in use longest; who lacks only a place of its own takes
+//! one of whoever has most, in [`places`].
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -22,7 +23,7 @@ mod prompts;
 pub enum Yield {
     /// Pages ran out: computed again later, at its old place in the queue.
     OutOfPages,
-    /// Its adapter made room for one that waited too long: goes to the end of the queue.
+    /// It, or its adapter, made room for one that waited too long: goes to the end of the queue.
     Aged,
 }
 

@@ -248,3 +248,92 @@ fn a_flood_of_some_takes_no_place_from_the_others() {
     }
     assert!(spared > 50, "only {spared} asked beside floods: the simulation tests nothing");
 }
+
+/// A world of four places, with an age limit, and so many turns that ended for others.
+fn four_places(seed: u64) -> (World, Duration) {
+    let mut world = roomy(seed, 4);
+    let age_max = Duration::from_millis(60);
+    world.stepper.state.limits.age_max = age_max;
+    (world, age_max)
+}
+
+impl World {
+    fn turns_ended(&self) -> u64 {
+        let text = self.meter.text().unwrap();
+        let ended = text.lines().find_map(|line| line.strip_prefix("lorafleet_preemptions_total{reason=\"Aged\"} "));
+        ended.map_or(0, |count| count.parse().unwrap())
+    }
+
+    /// Its answer is longer than each of these tests.
+    fn submit_endless(&mut self, owner: KvOwner) {
+        const TOKENS: u32 = 120;
+        loop {
+            let prompt = self.fresh_prompt(5);
+            if answer_alone(owner, &prompt, TOKENS).len() == TOKENS as usize {
+                assert!(self.submit(owner, prompt, TOKENS, 1));
+                return;
+            }
+        }
+    }
+}
+
+#[test]
+fn long_answers_of_one_keep_no_place_from_another_for_longer_than_the_age_limit() {
+    for seed in 0..10 {
+        let (mut world, age_max) = four_places(seed);
+        let (many, one) = (KvOwner::Adapter(digest(0)), KvOwner::Base);
+        (0..20).for_each(|_| world.submit_endless(many));
+        for _ in 0..10 {
+            world.step();
+        }
+        for round in 0..5 {
+            let prompt = world.fresh_prompt(8);
+            let asked = world.now;
+            world.submit(one, prompt.clone(), 3, 1);
+            world.steps_to_first_token(&prompt, |_| {});
+            let waited = world.now - asked;
+            assert!(waited < age_max * 2, "seed {seed}, round {round}: it waited {waited:?}");
+        }
+        // One turn for each who came: those of the many do not end each other's.
+        assert!((1..=5).contains(&world.turns_ended()), "seed {seed}: {} turns ended", world.turns_ended());
+    }
+}
+
+#[test]
+fn places_come_to_be_shared_and_then_stay_where_they_are_worth_it() {
+    for seed in 0..10 {
+        let (mut world, age_max) = four_places(seed);
+        let owners = [KvOwner::Base, KvOwner::Adapter(digest(1))];
+        (0..8).for_each(|_| world.submit_endless(owners[0]));
+        for _ in 0..10 {
+            world.step();
+        }
+        (0..8).for_each(|_| world.submit_endless(owners[1]));
+        let begun = world.now;
+        while world.now - begun < age_max * 4 {
+            world.step();
+        }
+        let held = |world: &World, owner| world.stepper.state.running.iter().filter(|one| one.owner == owner).count();
+        assert_eq!(owners.map(|owner| held(&world, owner)), [2, 2], "seed {seed}");
+        assert_eq!(world.turns_ended(), 2, "seed {seed}");
+    }
+}
+
+/// With as many owners as places and one more, the places go round: each gets on, and no turn is too short to be worth it.
+#[test]
+fn more_owners_than_places_take_turns() {
+    for seed in 0..10 {
+        let (mut world, age_max) = four_places(seed);
+        let owners: Vec<KvOwner> = (0..BROKEN).map(|number| KvOwner::Adapter(digest(number))).collect();
+        owners.iter().for_each(|owner| world.submit_endless(*owner));
+        let begun = world.now;
+        while world.now - begun < age_max * 15 {
+            world.step();
+        }
+        let drawn: Vec<usize> = world.clients.iter().map(|client| client.tokens.len()).collect();
+        let (fewest, most) = (drawn.iter().min().unwrap(), drawn.iter().max().unwrap());
+        assert!(*fewest * 3 > *most, "seed {seed}: {drawn:?}");
+        let ended = world.turns_ended();
+        assert!((4..=20).contains(&ended), "seed {seed}: {ended} turns ended");
+    }
+}
