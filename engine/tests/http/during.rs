@@ -1,6 +1,6 @@
 //! What happens while answers are being made: they are held at a step until it has happened.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -153,4 +153,72 @@ async fn a_large_adapter_comes_to_the_device_in_pieces_while_a_stream_runs() {
     assert_eq!(few, all, "a step wrote more");
     engine.gate.open();
     assert!(stream.text().await.unwrap().ends_with("data: [DONE]\n\n"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn long_answers_of_one_do_not_keep_all_places_from_another() {
+    let limit = |limits: &mut lorafleet_engine::limits::Limits| {
+        (limits.max_sequences, limits.age_max) = (4, Duration::from_millis(100));
+    };
+    let engine = Held::start(limit).await;
+    engine.load_case("a", "all-linear").await;
+    let prompt = |at: u32| json!([at, 2]);
+    let mut alone = Vec::new();
+    for at in 0..6 {
+        alone.push(engine.complete("a", &prompt(at), 300).await.1["choices"][0]["token_ids"].clone());
+    }
+    engine.gate.hold();
+    let drawn = engine.drawn().await;
+    let prompts: Vec<Value> = (0..6).map(prompt).collect();
+    let flood = futures::future::join_all(prompts.iter().map(|prompt| engine.complete("a", prompt, 300)));
+    let other = async {
+        let full = async || engine.report().await["load"]["running"] == 4;
+        engine.stepping(engine.until("full", full)).await;
+        let (status, reply) = engine.stepping(engine.complete("base", &json!([1]), 2)).await;
+        assert_eq!(status, 200, "{reply}");
+        assert!(engine.drawn().await - drawn < 300.0, "it waited until one of them had ended");
+        engine.gate.open();
+    };
+    let (flood, ()) = tokio::join!(flood, other);
+    for ((status, reply), alone) in flood.iter().zip(&alone) {
+        assert_eq!((*status, &reply["choices"][0]["token_ids"]), (200, alone), "giving a place up changed an answer");
+    }
+}
+
+/// By the client's own clock: no less than it saw pass between two events, no more than between two others around them.
+#[tokio::test(flavor = "multi_thread")]
+async fn queue_and_token_times_are_those_that_the_client_sees() {
+    let engine = Held::start(|limits| (limits.max_sequences, limits.age_max) = (1, Duration::from_secs(3600))).await;
+    let sum = async |name: &str| engine.counted(&format!("lorafleet_{name}_seconds_sum ")).await;
+    let count = async |name: &str| engine.counted(&format!("lorafleet_{name}_seconds_count ")).await;
+    engine.gate.hold();
+    let begun = Instant::now();
+    let stream = engine.stepping(engine.stream("base", &json!([1, 2]), TOKENS)).await;
+    let prompt = json!([3]);
+    let second = engine.complete("base", &prompt, 2);
+    let pausing = async {
+        engine.stepping(engine.until("waiting", async || engine.report().await["load"]["waiting"] == 1)).await;
+        engine.stop().await;
+        let begun = Instant::now();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let pause = begun.elapsed();
+        engine.gate.open();
+        pause.as_secs_f64()
+    };
+    let (text, (status, reply), pause) = tokio::join!(stream.text(), second, pausing);
+    let whole = begun.elapsed().as_secs_f64();
+    assert!(text.unwrap().ends_with("data: [DONE]\n\n"));
+    assert_eq!(status, 200, "{reply}");
+    // One after the other: all that passed between tokens, with the pause in it.
+    assert_eq!(count("inter_token").await, (TOKENS - 1 + 1) as f64);
+    let between = sum("inter_token").await;
+    assert!((pause..=whole).contains(&between), "{between} s between tokens, the pause was {pause} of {whole} s");
+    // The second waited for its turn, through the pause.
+    assert_eq!(count("queue").await, 2.0);
+    let queued = sum("queue").await;
+    assert!((pause..=2.0 * whole).contains(&queued), "{queued} s in the queue, the pause was {pause} of {whole} s");
+    let first = engine.counted("lorafleet_time_to_first_token_seconds_sum{tier=\"base\"} ").await;
+    assert!((queued..=2.0 * whole).contains(&first), "{first} s to first tokens, {queued} of them in the queue");
+    let steps = sum("step").await;
+    assert!((pause..=whole).contains(&steps), "{steps} s of steps, the pause was {pause} of {whole} s");
 }

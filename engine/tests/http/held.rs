@@ -22,15 +22,21 @@ use super::server::{ADMIN_KEY, Client, path};
 
 /// Steps that may be computed.
 pub struct Gate {
-    steps: Mutex<u64>,
-    more: Condvar,
+    state: Mutex<Allowed>,
+    changed: Condvar,
+}
+
+struct Allowed {
+    steps: u64,
+    /// The engine stands before a step that it may not compute.
+    stands: bool,
 }
 
 impl Gate {
     fn set(&self, change: impl FnOnce(u64) -> u64) {
-        let mut steps = self.steps.lock().unwrap();
-        *steps = change(*steps);
-        self.more.notify_all();
+        let mut state = self.state.lock().unwrap();
+        state.steps = change(state.steps);
+        self.changed.notify_all();
     }
 
     /// None from now on.
@@ -44,8 +50,13 @@ impl Gate {
     }
 
     fn pass(&self) {
-        let mut steps = self.more.wait_while(self.steps.lock().unwrap(), |steps| *steps == 0).unwrap();
-        *steps -= 1;
+        let mut state = self.state.lock().unwrap();
+        while state.steps == 0 {
+            state.stands = true;
+            state = self.changed.wait(state).unwrap();
+        }
+        state.stands = false;
+        state.steps -= 1;
     }
 }
 
@@ -107,7 +118,8 @@ impl Held {
         };
         let mut config = flags.resolve(1 << 30).unwrap();
         limit(&mut config.limits);
-        let gate = Arc::new(Gate { steps: Mutex::new(u64::MAX), more: Condvar::new() });
+        let gate =
+            Arc::new(Gate { state: Mutex::new(Allowed { steps: u64::MAX, stands: false }), changed: Condvar::new() });
         let mut base = base::load(&config).await.unwrap();
         base.backend = Box::new(Gated(base.backend, gate.clone()));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -131,6 +143,12 @@ impl Held {
             }
             pause = pause.mul_f64(1.3);
         }
+    }
+
+    /// No step from now on, and none under way.
+    pub async fn stop(&self) {
+        self.gate.hold();
+        self.until("standing", async || self.gate.state.lock().unwrap().stands).await;
     }
 
     pub async fn load_case(&self, name: &str, case: &str) -> Value {
