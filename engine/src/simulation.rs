@@ -32,7 +32,7 @@ mod told;
 mod turns;
 
 #[path = "../tests/support/random.rs"]
-mod random;
+pub(crate) mod random;
 
 use machine::{Machine, Watched};
 use random::Random;

@@ -5,18 +5,22 @@
 
 use std::collections::BTreeMap;
 
-use lorafleet_artifact::Digest;
-
-use super::{HostTier, Move, Plan, Reason, Row, Store};
+use super::plan::{Plan, host_bytes};
+use super::rows::Adapter;
+use super::{HostTier, Move, Reason, Store};
 use crate::queue::admits;
 
 /// Places for fetches, and who has them.
-struct Places {
+pub(super) struct Places {
     most: u32,
     held: BTreeMap<Store, u32>,
 }
 
 impl Places {
+    pub fn new(most: u32) -> Self {
+        Self { most, held: BTreeMap::new() }
+    }
+
     fn held(&self, store: Store) -> u32 {
         self.held.get(&store).copied().unwrap_or(0)
     }
@@ -26,58 +30,52 @@ impl Places {
         self.held.iter().filter(|(store, _)| **store != Store::Here).map(|(_, held)| held).sum()
     }
 
-    fn spare_one(&self, store: Store) -> bool {
+    pub fn spare_one(&self, store: Store) -> bool {
         match store {
             Store::Here => self.held(store) < self.most,
             Store::Away(_) => admits(self.held(store), self.away(), self.most),
         }
     }
 
-    fn are_taken(&self) -> bool {
+    pub fn are_taken(&self) -> bool {
         self.away() >= self.most && self.held(Store::Here) >= self.most
     }
 
-    fn take(&mut self, store: Store) {
+    pub fn take(&mut self, store: Store) {
         *self.held.entry(store).or_default() += 1;
     }
 }
 
 impl Plan<'_> {
-    pub(super) fn fetch(&mut self) {
-        let mut places = Places { most: self.tiers.fetches_max, held: BTreeMap::new() };
-        for row in self.rows.iter().filter(|row| row.host == HostTier::Fetching) {
+    pub fn fetch(&mut self) {
+        let mut places = Places::new(self.tiers.fetches_max);
+        for (_, Adapter { row, .. }) in self.rows.iter().filter(|(_, other)| other.row.host == HostTier::Fetching) {
             places.take(row.store);
         }
-        for (digest, reason) in self.wanted() {
+        let pinned = host_bytes(&self.rows, |adapter| adapter.row.is_held_in_host());
+        for (index, reason) in self.wanted() {
             if places.are_taken() {
                 return;
             }
-            let Some(index) = self.index.get(&digest).copied() else { continue };
-            let Some(row) = self.rows.get(index) else { continue };
-            let (bytes, store) = (row.bytes, row.store);
+            let Some(Adapter { row, place, .. }) = self.rows.get(index) else { continue };
+            let (digest, bytes, store, place) = (row.digest, row.bytes, row.store, *place);
             if row.device || row.host != HostTier::Absent || !row.may_fetch || !places.spare_one(store) {
                 continue;
             }
-            if !self.make_host_room(bytes, &digest) {
-                if reason == Reason::Demand && self.is_barred(&digest) {
+            if !self.make_host_room(bytes, place) {
+                // Pins alone leave it no room in host memory.
+                let barred = pinned.saturating_add(bytes) > self.tiers.host_bytes_total;
+                if reason == Reason::Demand && barred {
                     self.moves.push(Move::RefuseDemand(digest));
                 }
                 continue;
             }
-            if let Some(row) = self.rows.get_mut(index) {
+            if let Some(Adapter { row, .. }) = self.rows.get_mut(index) {
                 row.host = HostTier::Fetching;
             }
             places.take(store);
             self.moves.push(Move::Fetch(digest, reason));
         }
-    }
-
-    /// Pins alone leave it no room in host memory.
-    fn is_barred(&self, digest: &Digest) -> bool {
-        let held = |row: &Row| row.is_held_in_host() && row.host == HostTier::Present;
-        let counts = |row: &&Row| row.digest == *digest || held(row);
-        let bytes: u64 = self.rows.iter().filter(counts).map(|row| row.bytes).sum();
-        bytes > self.tiers.host_bytes_total
     }
 }
 
@@ -85,9 +83,10 @@ impl Plan<'_> {
 mod tests {
     use std::time::Instant;
 
+    use lorafleet_artifact::Digest;
     use lorafleet_crds::wire::Floor;
 
-    use super::super::{Tiers, decide};
+    use super::super::{Row, Tiers, decide};
     use super::*;
 
     fn digest(number: u8) -> Digest {
