@@ -391,6 +391,7 @@ fn remove(settings: &Settings, folder: &Path) -> Result<()> {
     while let Some(node) = Node::find(folder) {
         node.kill()?;
     }
+    Node::end_left(folder)?;
     // The link goes with the node's namespace, but that may stay a minute or two, for connections whose other end has gone before
     // it.
     if let Ok(interface) = fs::read_to_string(folder.join(INTERFACE)) {

@@ -188,6 +188,31 @@ impl Node {
         }
     }
 
+    /// Ends what entered a node of the cluster in `folder` that is gone. The parent of a process that stands still stands still
+    /// itself, and does not see its child end with the node: nothing but a kill reaches it.
+    ///
+    /// # Errors
+    /// When some such process is still there after twenty seconds.
+    pub fn end_left(folder: &Path) -> Result<()> {
+        let inside = format!("{}/", folder.display());
+        let begun = Instant::now();
+        loop {
+            let mut left = processes();
+            left.retain(|it| it.words.first().is_some_and(|word| word == "nsenter"));
+            left.retain(|it| it.words.iter().any(|word| word.contains(&inside)));
+            if left.is_empty() {
+                return Ok(());
+            }
+            if begun.elapsed() > PATIENCE {
+                bail!("still running after {PATIENCE:?}: {left:?}");
+            }
+            for process in left {
+                Shell::new("kill").args(["-KILL", &process.id.to_string()]).finish()?;
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
     /// Whether a process of the host is the parent of one inside: it ends by itself once its child has.
     fn enters(&self, process: &Process) -> bool {
         let words = &process.words;

@@ -1,32 +1,33 @@
 //! A cluster that was used, broken, repaired and ended leaves the machine as it was.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use std::time::Duration;
-
 use lorafleet_e2e::cache::Cache;
-use lorafleet_e2e::cluster::{Cluster, Parts, Settings};
+use lorafleet_e2e::cluster::{Cluster, Parts, Settings, processes};
 use lorafleet_e2e::shell::Shell;
 use lorafleet_e2e::wait;
+use lorafleet_e2e::world::PATIENCE;
 
-use crate::traces::traces;
+use crate::traces::{gone, traces};
 
 fn run_a_pod(cluster: &Cluster, name: &str) {
     let pod = format!(
         "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}}}, spec: {{containers: [{{name: it, image: 'lorafleet.local/pause:1'}}]}}}}"
     );
     cluster.kubectl().namespace("default").apply(&pod).unwrap();
-    wait::until("the pod runs", Duration::from_secs(60), || {
+    wait::until("the pod runs", PATIENCE, || {
         let pod = cluster.kubectl().namespace("default").json(["get", "pod", name])?;
         Ok((pod["status"]["phase"] == "Running").then_some(()))
     })
     .unwrap();
 }
 
-/// Kills the one program with this argument, by its number.
+/// Kills the one program with this argument, by its number, and waits until it is gone.
 fn kill(argument: &str) {
-    let printed = Shell::new("ps").args(["-eo", "pid,args"]).output().unwrap();
-    let line = printed.lines().find(|line| line.contains(argument) && !line.contains("nsenter")).unwrap();
-    Shell::new("kill").args(["-KILL", line.split_whitespace().next().unwrap()]).run().unwrap();
+    let all = processes().into_iter();
+    let mut found = all.filter(|it| it.words.iter().any(|word| word == argument) && !it.words[0].contains("nsenter"));
+    let id = found.next().unwrap().id;
+    Shell::new("kill").args(["-KILL", &id.to_string()]).run().unwrap();
+    wait::until("it is gone", PATIENCE, || Ok(processes().iter().all(|it| it.id != id).then_some(()))).unwrap();
 }
 
 #[test]
@@ -52,7 +53,6 @@ fn on_a_cluster_that_ends_nothing_is_left() {
     run_a_pod(&anew, "two");
 
     Cluster::down(&cache, &settings).unwrap();
-    let after = traces(&settings, &cache);
-    assert_eq!(after, before);
+    gone(&settings, &cache, &before, "ended");
     Cluster::down(&cache, &settings).unwrap();
 }
