@@ -8,7 +8,10 @@ use ureq::Agent;
 
 use crate::forward::Route;
 
-const ANSWER_TIME_MAX: Duration = Duration::from_secs(120);
+/// Of an answer as a whole: minutes are for thousands of tokens on a busy machine.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(600);
+/// A connection that has been idle for longer is not used again: the server may be about to end it.
+const IDLE_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// A client of one server.
 #[derive(Clone, Debug)]
@@ -30,8 +33,11 @@ pub struct Answer {
 impl Client {
     /// Of the server at the end of this route.
     pub fn new(route: Route) -> Self {
-        let config =
-            Agent::config_builder().http_status_as_error(false).timeout_global(Some(ANSWER_TIME_MAX)).proxy(None);
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_global(Some(ANSWER_TIME_MAX))
+            .max_idle_age(IDLE_TIME_MAX)
+            .proxy(None);
         Self { agent: config.build().into(), route, key: None }
     }
 

@@ -128,6 +128,9 @@ fn forget_half_done(kubectl: &Kubectl) -> Result<()> {
     kubectl.namespace(NAMESPACE).output(["delete", "secrets", &selector]).map(drop)
 }
 
+/// Nobody here waits for minutes until a changed source is noticed.
+pub const SOURCE_CHECKS: &str = "operator.sourceCheckSeconds=2";
+
 /// Installs or upgrades the release and waits until the operator is ready.
 ///
 /// # Errors
@@ -142,8 +145,7 @@ pub fn helm(cache: &Cache, kubectl: &Kubectl, images: &Images) -> Result<()> {
         .args(["--set", "image.pullPolicy=IfNotPresent"])
         // What the harness installs it also takes away again, with the kinds.
         .args(["--set", "crds.keep=false"])
-        // Nobody here waits for minutes until a changed source is noticed.
-        .args(["--set", "operator.sourceCheckSeconds=2"])
+        .args(["--set", SOURCE_CHECKS])
         .args(kubectl.helm_words())
         .run()
         .context("install the chart")

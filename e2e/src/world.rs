@@ -17,10 +17,11 @@ use crate::place::{Place, Target};
 use crate::s3::{self, Store};
 use crate::{guest, install, repository, wait};
 
-/// Time for a condition that needs pods to start or models to load.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+/// Time for what needs pods to start or models to load, on a machine that is slow and busy besides: seconds are usual.
+pub const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Name of the demo's pool.
+/// Names of the demo's base and pool.
+const BASE: &str = "smollm2";
 const POOL: &str = "chat";
 
 /// The shared cluster with everything in it.
@@ -164,13 +165,20 @@ impl Namespace<'_> {
         self.stated(kind, name, &what, |it| it["type"] == condition && it["status"] == status)
     }
 
-    /// Waits until an object is not Ready for this reason; the condition.
+    /// Waits until an object has a condition, written `TYPE=STATUS REASON`, with all these words in its message; the message.
+    /// What is in the way at first may be something else: who expects a reason waits for it.
     ///
     /// # Errors
     /// When time is up; the message holds all conditions.
-    pub fn not_ready(&self, kind: &str, name: &str, reason: &str) -> Result<Value> {
-        let what = format!("{kind} {name} is Ready=False for {reason}");
-        self.stated(kind, name, &what, |it| it["type"] == "Ready" && it["status"] == "False" && it["reason"] == reason)
+    pub fn says(&self, kind: &str, name: &str, said: &str, words: &[&str]) -> Result<String> {
+        let what = format!("{kind} {name} is {said}, with {words:?}");
+        let message = |it: &Value| it["message"].as_str().unwrap_or_default().to_owned();
+        let is_it = |it: &Value| {
+            let text = |field: &str| it[field].as_str().unwrap_or_default().to_owned();
+            format!("{}={} {}", text("type"), text("status"), text("reason")) == said
+                && words.iter().all(|word| message(it).contains(word))
+        };
+        self.stated(kind, name, &what, is_it).map(|it| message(&it))
     }
 
     fn stated(&self, kind: &str, name: &str, what: &str, is_it: impl Fn(&Value) -> bool) -> Result<Value> {
@@ -195,13 +203,13 @@ impl Namespace<'_> {
         fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
     }
 
-    /// Applies the demo's base (unless there is one), these of its adapters and its pool `chat`; once all are Ready, a
-    /// client of the gateway.
+    /// Applies the demo's base (unless there is one), these of its adapters and its pool `chat`; once all are Ready and have
+    /// answered, a client of the gateway.
     ///
     /// # Errors
-    /// When something is not Ready within the limit.
+    /// When something is not Ready or does not answer within the limit.
     pub fn serve(&self, adapters: &[&str]) -> Result<Client> {
-        if self.get("basemodel", "smollm2").is_err() {
+        if self.get("basemodel", BASE).is_err() {
             self.apply(&self.demo("base")?)?;
         }
         for document in self.demo("adapters")?.split("---\n") {
@@ -214,7 +222,26 @@ impl Namespace<'_> {
         for name in adapters {
             self.condition("loraadapter", name, "Ready", "True")?;
         }
-        self.gateway(POOL)
+        let client = self.gateway(POOL)?;
+        self.answer(&client, &[&[BASE], adapters].concat())?;
+        Ok(client)
+    }
+
+    /// Waits until each of these models has answered once. Ready is what the operator has seen: a gateway watches the API
+    /// server by itself, and may hear of it a moment later.
+    ///
+    /// # Errors
+    /// When one does not answer within the limit.
+    pub fn answer(&self, client: &Client, models: &[&str]) -> Result<()> {
+        models.iter().try_for_each(|model| {
+            wait::until(&format!("{model} answers in {}", self.name), PATIENCE, || {
+                let answer = client.chat(model, "Hello", 1)?;
+                if answer.status != 200 {
+                    bail!("{} {}", answer.status, answer.body);
+                }
+                Ok(Some(()))
+            })
+        })
     }
 
     /// Names of the engine pods of `chat` that run and are not on their way out.

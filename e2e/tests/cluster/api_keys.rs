@@ -47,9 +47,10 @@ fn on_a_cluster_keys_say_who_may_what() {
         space.condition(kind, name, "Ready", "True").unwrap();
     }
     let nobody = Client::new(space.reach("service/chat-gateway", 80).unwrap());
-    let status = |client: &Client, model: &str| client.chat(model, PROMPT, 1).unwrap().status;
+    let asked = |client: &Client, model: &str| Ok::<_, anyhow::Error>(client.chat(model, PROMPT, 1)?.status);
+    let status = |client: &Client, model: &str| asked(client, model).unwrap();
     let alice = nobody.with_key("alice-key-1");
-    wait::until("the gateway answers", PATIENCE, || Ok((status(&alice, "tickets") == 200).then_some(()))).unwrap();
+    wait::until("the gateway answers", PATIENCE, || Ok((asked(&alice, "tickets")? == 200).then_some(()))).unwrap();
     assert_eq!((status(&nobody, "tickets"), status(&nobody.with_key("alice-key-2"), "tickets")), (401, 401));
     assert_eq!((status(&alice, "smollm2"), status(&alice, "pirate"), status(&alice, "nosuch")), (200, 404, 404));
     assert_eq!(models(&alice), ["smollm2", "tickets"]);
@@ -65,13 +66,13 @@ fn on_a_cluster_keys_say_who_may_what() {
     space.kubectl.output(["delete", "secret", "chat-engine-keys"]).unwrap();
     // The kubelet brings new content to running pods within a minute or so.
     let new_alice = nobody.with_key("alice-key-2");
-    wait::until("the new key counts", PATIENCE, || Ok((status(&new_alice, "tickets") == 200).then_some(()))).unwrap();
-    wait::until("the old key no longer counts", PATIENCE, || Ok((status(&alice, "tickets") == 401).then_some(())))
+    wait::until("the new key counts", PATIENCE, || Ok((asked(&new_alice, "tickets")? == 200).then_some(()))).unwrap();
+    wait::until("the old key no longer counts", PATIENCE, || Ok((asked(&alice, "tickets")? == 401).then_some(())))
         .unwrap();
     wait::until("the operator has made new keys", PATIENCE, || Ok(space.engine().ok())).unwrap();
     engine_answers(&space, &space.engine().unwrap(), 200);
     engine_answers(&space, &old_engine, 401);
-    wait::until("gateway and engine agree", PATIENCE, || Ok((status(&new_alice, "tickets") == 200).then_some(())))
+    wait::until("gateway and engine agree", PATIENCE, || Ok((asked(&new_alice, "tickets")? == 200).then_some(())))
         .unwrap();
     space.condition("loraadapter", "tickets", "Ready", "True").unwrap();
     assert_eq!((pods("engine"), pods("gateway")), before, "nothing was restarted");

@@ -20,7 +20,7 @@ fn on_a_cluster_what_is_forbidden_is_not_followed_on() {
     space.apply(&adapter("outlawed", "smollm2", follows)).unwrap();
     let client = space.serve(&["tickets"]).unwrap();
     space.condition("loraadapter", "outlawed", "Ready", "True").unwrap();
-    assert_eq!(client.chat("outlawed", PROMPT, 1).unwrap().status, 200);
+    space.answer(&client, &["outlawed"]).unwrap();
 
     world.store.put_folder(&demo_adapter("stranger"), FOLDER).unwrap();
     let stricter = r#"--patch={"spec": {"adapterPolicy": {"maxRank": 8}}}"#;
@@ -39,5 +39,6 @@ fn on_a_cluster_what_is_forbidden_is_not_followed_on() {
     // Of rank 8.
     world.store.put_folder(&demo_adapter("tickets"), FOLDER).unwrap();
     space.condition("loraadapter", "outlawed", "Ready", "True").unwrap();
+    space.answer(&client, &["outlawed"]).unwrap();
     assert_eq!(client.say("outlawed", PROMPT, 24).unwrap(), client.say("tickets", PROMPT, 24).unwrap());
 }

@@ -16,13 +16,12 @@ spec:
     space.apply(own).unwrap();
     space.apply(&space.demo("base").unwrap()).unwrap();
     space.apply(&space.demo("pool").unwrap()).unwrap();
-    let said = space.not_ready("servingpool", "chat", "ApplyFailed").unwrap();
-    let message = said["message"].as_str().unwrap();
-    assert!(message.contains("Service/chat-gateway") && message.contains("not this pool's"), "{message}");
+    let words = ["Service/chat-gateway", "not this pool's"];
+    space.says("servingpool", "chat", "Ready=False ApplyFailed", &words).unwrap();
     let found = space.get("service", "chat-gateway").unwrap();
     assert_eq!(found["spec"]["selector"], serde_json::json!({ "app": "shop" }));
 
     space.kubectl.output(["delete", "service", "chat-gateway"]).unwrap();
     space.condition("servingpool", "chat", "Ready", "True").unwrap();
-    assert_eq!(space.gateway("chat").unwrap().chat("smollm2", "Hello", 1).unwrap().status, 200);
+    space.answer(&space.gateway("chat").unwrap(), &["smollm2"]).unwrap();
 }

@@ -16,6 +16,8 @@ mod refusals;
 mod changed_content;
 mod followed_policy;
 mod deleted_adapter;
+mod failed_load;
+mod pod_gone;
 mod pool_deleted;
 mod refused_pool;
 mod rights;

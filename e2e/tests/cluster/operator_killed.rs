@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use lorafleet_e2e::world::Namespace;
+use lorafleet_e2e::world::{Namespace, PATIENCE};
 use lorafleet_e2e::{install, wait};
 
 /// Version of every object that the operator writes, to see whether it wrote again.
@@ -35,11 +35,11 @@ fn on_a_cluster_a_killed_operator_is_taken_over() {
     space.condition("loraadapter", "pirate", "Ready", "True").unwrap();
     space.condition("loraadapter", "stranger", "Stalled", "True").unwrap();
     let client = space.gateway("chat").unwrap();
-    assert_eq!(client.chat("tickets", "Hello", 4).unwrap().status, 200);
+    space.answer(&client, &["tickets"]).unwrap();
 
     // Settled, it is silent: over ten seconds nothing is written.
     let quiet = Duration::from_secs(10);
-    wait::until("nothing is written for ten seconds", Duration::from_secs(60), || {
+    wait::until("nothing is written for ten seconds", PATIENCE, || {
         let before = versions(&space);
         std::thread::sleep(quiet);
         Ok((versions(&space) == before).then_some(()))

@@ -2,11 +2,11 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use lorafleet_e2e::cache::Cache;
 use lorafleet_e2e::cluster::{Cluster, Parts, Settings};
 use lorafleet_e2e::kubectl::Kubectl;
+use lorafleet_e2e::world::PATIENCE;
 use lorafleet_e2e::{repository, wait};
 
 const BASE: &str = "{apiVersion: lorafleet.dev/v1alpha1, kind: BaseModel, metadata: {name: NAME}, spec: SPEC}";
@@ -32,7 +32,7 @@ fn with_kinds() -> Cluster {
     let cluster = Cluster::up(&cache, &settings()).unwrap();
     let folder = repository().join("charts/lorafleet/files/crds");
     cluster.kubectl().args(["apply", "--server-side", "-f"]).args([folder]).shell().run().unwrap();
-    wait::until("the kinds are served", Duration::from_secs(30), || {
+    wait::until("the kinds are served", PATIENCE, || {
         for kind in ["basemodels", "loraadapters", "servingpools"] {
             cluster.kubectl().output(["get", kind])?;
         }

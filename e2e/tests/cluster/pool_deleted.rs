@@ -31,8 +31,7 @@ fn on_a_cluster_a_deleted_pool_leaves_nothing() {
         if left.is_empty() { Ok(Some(())) } else { anyhow::bail!("left: {left:?}") }
     })
     .unwrap();
-    let placed = space.condition("loraadapter", "tickets", "Placed", "False").unwrap();
-    assert_eq!(placed["reason"], "NoPool", "{placed}");
+    space.says("loraadapter", "tickets", "Placed=False NoPool", &[]).unwrap();
     space.condition("loraadapter", "tickets", "Available", "False").unwrap();
     space.condition("loraadapter", "tickets", "Verified", "True").unwrap();
 

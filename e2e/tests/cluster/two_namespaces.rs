@@ -14,6 +14,7 @@ fn serve(space: &Namespace<'_>, source: &str) -> Client {
     space.apply(&adapter("same", "smollm2", &spec)).unwrap();
     let client = space.serve(&[]).unwrap();
     space.condition("loraadapter", "same", "Ready", "True").unwrap();
+    space.answer(&client, &["same"]).unwrap();
     client
 }
 
