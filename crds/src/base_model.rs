@@ -220,11 +220,6 @@ pub struct BaseModelStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub source_listing: Option<String>,
-    /// Names all that was found. Where it does not fit, somebody else has written to this status: the base is read again, and
-    /// nothing of it is believed until then.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 64))]
-    pub seal: Option<String>,
     /// For instance `llama`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]

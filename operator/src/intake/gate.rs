@@ -79,7 +79,7 @@ pub fn gate(
             format!("spec.digest is missing, and adapterPolicy.requireDigest of the BaseModel '{base_name}' is true");
         return Err(Barred::new(Cause::DigestRequired, message));
     }
-    let status = shape::found(base);
+    let status = base.status.as_ref();
     let facts = status.and_then(|status| status.digest.zip(shape::from_status(status)));
     let Some((base_digest, shape)) = facts else {
         let message = format!("the BaseModel '{base_name}' is not resolved yet");

@@ -6,7 +6,6 @@ use lorafleet_crds::condition::Cause;
 use lorafleet_crds::{BaseModel, LoraAdapter};
 
 use super::gate::{allowing_entry, artifact_policy};
-use crate::shape::found;
 use crate::source::{Closed, readable, within_caps};
 
 /// Why a revision must not be served.
@@ -55,7 +54,7 @@ pub(super) fn content(adapter: &LoraAdapter, base: &BaseModel, digest: Digest) -
         let message = "it was never named by spec.digest, and adapterPolicy.requireDigest is true";
         return Some(Forbidden::new(Cause::DigestRequired, message));
     }
-    let policy = artifact_policy(base, found(base).and_then(|status| status.digest));
+    let policy = artifact_policy(base, base.status.as_ref().and_then(|status| status.digest));
     let verdict = match known {
         Some(known) => policy.check_traits(&known.traits()),
         // Written by an operator that remembered less.

@@ -10,7 +10,6 @@ use super::judge::{Forbidden, forbidden};
 use super::observed::Observed;
 use super::plan::Standing;
 use crate::conditions::Stated;
-use crate::shape::found;
 
 /// Longest `status.served`, in characters, as the schema has it.
 const SERVED_CHARACTERS_MAX: usize = 256;
@@ -51,7 +50,7 @@ impl Terms {
 pub(super) fn rollout(observed: &Observed, standing: &Standing, digest: Option<Digest>) -> Rollout {
     let status = observed.adapter.status.clone().unwrap_or_default();
     let pools = pools(observed);
-    let base = observed.base.as_ref().and_then(|base| found(base)?.digest);
+    let base = observed.base.as_ref().and_then(|base| base.status.as_ref()?.digest);
     let other_base = base.is_some() && status.verified_base != base;
     // Verified is what the present policy was asked about: what is remembered of it may be older.
     let verified = digest.filter(|_| *standing == Standing::Verified);

@@ -14,7 +14,6 @@ use crate::hash::short_hash;
 use crate::job::{Fault, JobState, retry_in_ms};
 use crate::recheck::{Next, Recheck, listing};
 use crate::settings::Limits;
-use crate::shape::{found, seal};
 use crate::source::{Closed, Door, Whose, cause, readable, reading, resolve_at, stalls, within_caps, words};
 
 /// Everything that a plan rests on.
@@ -101,8 +100,7 @@ enum Standing {
 pub fn plan(observed: &Observed, limits: &Limits) -> Plan {
     let base = &observed.base;
     // What was found before stays true of what is served until something else is found.
-    let mut status = BaseModelStatus { conditions: Vec::new(), ..found(base).cloned().unwrap_or_default() };
-    let overwritten = base.status.is_some() && found(base).is_none();
+    let mut status = BaseModelStatus { conditions: Vec::new(), ..base.status.clone().unwrap_or_default() };
     let fingerprint = fingerprint(base);
     let (mut read, mut look, mut again_in_ms) = (None, None, None);
     let source = &base.spec.source;
@@ -125,11 +123,6 @@ pub fn plan(observed: &Observed, limits: &Limits) -> Plan {
                     remembered(base)
                 }
             }
-        }
-        // What was refused for the sake of a digest that is lost is read anew.
-        (Ok(uri), JobState::Done(Outcome::Refused { .. })) if overwritten => {
-            read = Some(order(base, uri, fingerprint));
-            Standing::Reading { before: 0 }
         }
         (Ok(uri), JobState::Idle) => {
             read = Some(order(base, uri, fingerprint));
@@ -158,7 +151,6 @@ pub fn plan(observed: &Observed, limits: &Limits) -> Plan {
         // Only a final judgement is remembered with its conditions.
         (status.resolved_for, status.source_listing) = (None, None);
     }
-    status.seal = status.digest.map(|_| seal(&status));
     Plan { read, look, stated: stated(&standing, &status), status, again_in_ms }
 }
 
@@ -186,7 +178,7 @@ fn remembered(base: &BaseModel) -> Standing {
 
 fn order(base: &BaseModel, uri: SourceUri, fingerprint: String) -> Order {
     let source = &base.spec.source;
-    let pinned = found(base).and_then(|status| {
+    let pinned = base.status.as_ref().and_then(|status| {
         let pin = status.source.as_ref()?;
         (pin.uri == uri.to_string() && pin.resolve_at == resolve_at(base)).then_some(status.digest?)
     });

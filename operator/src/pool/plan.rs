@@ -18,7 +18,6 @@ use lorafleet_crds::{LoraAdapter, PoolPlacement, names};
 
 use super::observed::{Observed, PodSeen};
 use crate::build::{self, Objects};
-use crate::shape::found;
 use capacity::Kept;
 use seen::Holders;
 
@@ -150,7 +149,7 @@ fn base_digest(observed: &Observed) -> Result<Digest, Reasoned> {
     let Some(base) = &observed.base else {
         return Err(Reasoned::new(Cause::BaseNotFound, format!("there is no BaseModel '{name}' in this namespace")));
     };
-    let digest = found(base).and_then(|status| status.digest);
+    let digest = base.status.as_ref().and_then(|status| status.digest);
     digest.ok_or_else(|| Reasoned::new(Cause::BaseNotReady, format!("the BaseModel '{name}' has no digest yet")))
 }
 

@@ -16,7 +16,6 @@ use lorafleet_crds::{LoraAdapter, WarmthFloor};
 use super::super::observed::Observed;
 use super::Reasoned;
 use super::capacity::{Kept, Rooms, Taken};
-use crate::shape::found;
 
 /// One version of one adapter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,7 +89,7 @@ impl fmt::Display for Verdict {
 pub(super) fn verdicts(observed: &Observed) -> (Vec<(&LoraAdapter, Verdict)>, Kept) {
     let selected: Vec<&LoraAdapter> =
         observed.adapters.iter().filter(|adapter| selects(&observed.pool.spec.adapter_selector, adapter)).collect();
-    let base = observed.base.as_ref().and_then(|base| found(base)?.digest);
+    let base = observed.base.as_ref().and_then(|base| base.status.as_ref()?.digest);
     let mut rooms = Rooms::of(observed, base);
     let mut placed: Vec<Vec<Revision>> = selected.iter().map(|_| Vec::new()).collect();
     let mut refused: Vec<Option<Reasoned>> = selected.iter().map(|_| None).collect();
