@@ -8,6 +8,7 @@ use std::sync::Arc;
 use lorafleet_artifact::safetensors::{Safetensors, SafetensorsLimits};
 use lorafleet_artifact::{BaseShape, Claims, Digest, FloatType, HuggingFaceConfig, Policy, SourceUri};
 use lorafleet_engine::adapter::{BaseTensors, DiskCache, Exactness, LoadError, LoadedAdapter, Loader, Origin, Rooms};
+use lorafleet_engine::inspect::{InspectArguments, inspect};
 use lorafleet_source::{Access, Progress, ReadLimits, Sources};
 
 fn cases() -> PathBuf {
@@ -170,6 +171,10 @@ async fn doubles_are_rounded_when_they_are_loaded() {
         assert_ne!(digest, plain.digest, "the bytes are others");
         let from_disk = load(&loader(), &folder, Some(digest)).await.unwrap();
         assert_eq!((from_source.origin, from_disk.origin), (Origin::Source, Origin::Disk));
+        let (model, mut told) = (cases().join(base).to_str().unwrap().to_owned(), Vec::new());
+        let adapters = vec![folder.to_str().unwrap().to_owned()];
+        let arguments = InspectArguments { adapters, model: Some(model), json: false };
+        assert!(inspect(&arguments, &mut told).await.unwrap(), "{}", String::from_utf8_lossy(&told));
         for loaded in [from_source.adapter, from_disk.adapter] {
             assert_eq!(loaded.fitted.modules.len(), plain.fitted.modules.len());
             for (found, expected) in loaded.fitted.modules.iter().zip(&plain.fitted.modules) {

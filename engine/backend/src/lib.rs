@@ -7,7 +7,7 @@ pub mod batch;
 pub mod layout;
 pub mod model;
 
-use lorafleet_artifact::{Digest, Fitted};
+use lorafleet_artifact::{Digest, Fitted, Verified};
 
 use batch::{Batch, PageBudget, Sampled};
 
@@ -50,6 +50,15 @@ pub struct HostAdapter {
 }
 
 impl HostAdapter {
+    /// From the whole file that was verified.
+    pub fn of(verified: Verified, mut file: Vec<u8>) -> Self {
+        let Verified { digest, header, mut fitted, .. } = verified;
+        let data_start = usize::try_from(header.data_start).unwrap_or(usize::MAX).min(file.len());
+        file.drain(..data_start);
+        fitted.round_doubles(&mut file);
+        Self { digest, bytes: file, fitted }
+    }
+
     /// The stored bytes of one of its tensors; empty for a range that is not in it.
     pub fn tensor(&self, range: &std::ops::Range<u64>) -> &[u8] {
         let range = usize::try_from(range.start).ok().zip(usize::try_from(range.end).ok());

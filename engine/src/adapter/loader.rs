@@ -148,14 +148,10 @@ impl Loader {
         }
     }
 
-    async fn finish(&self, mut verified: Verified, bytes: AdapterBytes) -> Result<Arc<HostAdapter>, LoadError> {
+    async fn finish(&self, verified: Verified, bytes: AdapterBytes) -> Result<Arc<HostAdapter>, LoadError> {
         let tensors = self.tensors.clone();
         let finished = aside(move || -> Result<_, LoadError> {
-            let AdapterBytes { mut weights, .. } = bytes;
-            let data_start = usize::try_from(verified.header.data_start).unwrap_or(usize::MAX).min(weights.len());
-            weights.drain(..data_start);
-            verified.fitted.round_doubles(&mut weights);
-            let adapter = HostAdapter { digest: verified.digest, bytes: weights, fitted: verified.fitted };
+            let adapter = HostAdapter::of(verified, bytes.weights);
             check_copies(&adapter, tensors.as_deref())?;
             Ok(Arc::new(adapter))
         });

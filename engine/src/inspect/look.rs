@@ -170,10 +170,7 @@ fn compare_copies(read: lorafleet_source::ReadAdapter, base: &Base) -> Result<()
         return Ok(());
     }
     let model = base.path.as_ref().and_then(|path| Model::open(path).ok()).map(Arc::new);
-    let mut bytes = read.bytes.map(|bytes| bytes.weights).unwrap_or_default();
-    let data_start = usize::try_from(read.verified.header.data_start).unwrap_or(usize::MAX).min(bytes.len());
-    bytes.drain(..data_start);
-    let adapter = HostAdapter { digest: read.verified.digest, bytes, fitted: read.verified.fitted };
+    let adapter = HostAdapter::of(read.verified, read.bytes.map(|bytes| bytes.weights).unwrap_or_default());
     let tensors = model.as_deref().map(|model| model as &dyn crate::adapter::BaseTensors);
     Ok(check_copies(&adapter, tensors)?)
 }
