@@ -25,7 +25,7 @@ pub const SUBCOMMAND: &str = "guard";
 /// to be gone.
 const MANNERS: Duration = Duration::from_secs(3);
 const COMPILING_MAX: Duration = Duration::from_secs(120);
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
 
 /// What the run says when it ends by itself.

@@ -269,7 +269,7 @@ fn remove(kubectl: &Kubectl, names: &[&str]) -> Result<()> {
     if names.is_empty() {
         return Ok(());
     }
-    kubectl.args(["delete", "--timeout=120s"]).args(names.iter().copied()).shell().run()
+    kubectl.args(["delete", "--timeout=300s"]).args(names.iter().copied()).shell().run()
 }
 
 #[cfg(test)]

@@ -139,7 +139,7 @@ pub fn helm(cache: &Cache, kubectl: &Kubectl, images: &Images) -> Result<()> {
     Shell::new(tools::helm(cache)?)
         .args(["upgrade", "--install", RELEASE])
         .arg(chart())
-        .args(["--namespace", NAMESPACE, "--create-namespace", "--wait", "--timeout", "120s"])
+        .args(["--namespace", NAMESPACE, "--create-namespace", "--wait", "--timeout", "300s"])
         .args(["--set", &format!("image.repository={}", images.repository)])
         .args(["--set", &format!("image.tag={}", images.tag)])
         .args(["--set", "image.pullPolicy=IfNotPresent"])
@@ -159,7 +159,7 @@ pub fn set(cache: &Cache, kubectl: &Kubectl, values: &[&str]) -> Result<()> {
     Shell::new(tools::helm(cache)?)
         .args(["upgrade", RELEASE])
         .arg(chart())
-        .args(["--namespace", NAMESPACE, "--reuse-values", "--wait", "--timeout", "120s"])
+        .args(["--namespace", NAMESPACE, "--reuse-values", "--wait", "--timeout", "300s"])
         .args(values.iter().flat_map(|value| ["--set", *value]))
         .args(kubectl.helm_words())
         .run()
@@ -172,7 +172,7 @@ pub fn set(cache: &Cache, kubectl: &Kubectl, values: &[&str]) -> Result<()> {
 /// When helm fails; the message holds its words.
 pub fn uninstall(cache: &Cache, kubectl: &Kubectl) -> Result<()> {
     Shell::new(tools::helm(cache)?)
-        .args(["uninstall", RELEASE, "--namespace", NAMESPACE, "--ignore-not-found", "--wait", "--timeout", "120s"])
+        .args(["uninstall", RELEASE, "--namespace", NAMESPACE, "--ignore-not-found", "--wait", "--timeout", "300s"])
         .args(kubectl.helm_words())
         .run()
         .context("uninstall the chart")

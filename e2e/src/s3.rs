@@ -18,7 +18,7 @@ pub const ACCESS_KEY_ID: &str = "demo";
 pub const SECRET_ACCESS_KEY: &str = "demo-secret-key";
 
 pub const PORT: u16 = 9000;
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The server as seen from here.
 #[derive(Clone, Debug)]
@@ -30,10 +30,10 @@ impl Store {
     /// Applies the server's manifest and waits until it takes traffic.
     ///
     /// # Errors
-    /// When it is not ready within a minute.
+    /// When it is not ready within five minutes.
     pub fn deploy(kubectl: &Kubectl, image: &str) -> Result<()> {
         kubectl.apply(&manifest(image))?;
-        let rollout = ["rollout", "status", "deployment/s3", "--timeout", "60s"];
+        let rollout = ["rollout", "status", "deployment/s3", "--timeout", "300s"];
         kubectl.namespace(NAMESPACE).output(rollout).context("the S3 server")?;
         Ok(())
     }
@@ -41,7 +41,7 @@ impl Store {
     /// The server at the end of this route, once it answers.
     ///
     /// # Errors
-    /// When nothing listens there within a minute.
+    /// When nothing listens there within five minutes.
     pub fn at(route: Route) -> Result<Self> {
         let store = Self { route };
         wait::until("the S3 server answers", PATIENCE, || {

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use super::settings::Settings;
 use crate::shell::Shell;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Where the machine's hierarchies are mounted: one in version 2, one per controller in version 1.
 fn hierarchies() -> Vec<PathBuf> {
@@ -49,7 +49,7 @@ pub fn make(settings: &Settings) -> Result<()> {
 /// Ends what still runs in the groups and removes them.
 ///
 /// # Errors
-/// When a group is still in use after twenty seconds.
+/// When a group is still in use after a minute.
 pub fn remove(settings: &Settings) -> Result<()> {
     let begun = Instant::now();
     for place in places(settings) {

@@ -12,7 +12,7 @@ use crate::shell::Shell;
 use crate::tied;
 
 /// Time for the node's first process to appear, and for all to be gone.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
 
 /// A running node: its first process as the host numbers it.
@@ -164,7 +164,7 @@ impl Node {
     /// Ends every process of the node, and waits until all are gone.
     ///
     /// # Errors
-    /// When some process is still there after twenty seconds.
+    /// When some process is still there after a minute.
     pub fn kill(self) -> Result<()> {
         let inside = namespace(self.first);
         Shell::new("kill").args(["-KILL", &self.first.to_string()]).finish()?;
@@ -192,7 +192,7 @@ impl Node {
     /// itself, and does not see its child end with the node: nothing but a kill reaches it.
     ///
     /// # Errors
-    /// When some such process is still there after twenty seconds.
+    /// When some such process is still there after a minute.
     pub fn end_left(folder: &Path) -> Result<()> {
         let inside = format!("{}/", folder.display());
         let begun = Instant::now();

@@ -19,7 +19,7 @@ fn on_a_cluster_a_deletion_waits_for_no_pod() {
     space.says("loraadapter", "pirate", "Available=False NoReadyPod", &[]).unwrap();
 
     // kubectl waits until the object is gone.
-    space.kubectl.output(["delete", "loraadapter", "pirate", "--timeout=120s"]).unwrap();
+    space.kubectl.output(["delete", "loraadapter", "pirate", "--timeout=300s"]).unwrap();
     assert!(space.get("loraadapter", "pirate").is_err());
     space.kubectl.output(["scale", "servingpool", "chat", "--replicas=1"]).unwrap();
     let client = space.serve(&["tickets"]).unwrap();
