@@ -85,6 +85,8 @@ impl std::fmt::Debug for Credentials {
 pub struct ReadLimits {
     /// Files in one folder.
     pub files: usize,
+    /// What a folder may hold in all: files, whatever their names, and folders.
+    pub entries: usize,
     /// Bytes of one read into memory.
     pub read_bytes: u64,
     pub connect: Duration,
@@ -108,6 +110,7 @@ impl Default for ReadLimits {
     fn default() -> Self {
         Self {
             files: 10_000,
+            entries: 100_000,
             read_bytes: 256 << 20,
             connect: Duration::from_secs(5),
             answer: Duration::from_secs(15),

@@ -4,6 +4,9 @@ use std::fmt;
 
 use lorafleet_artifact::{Refusal, SourceUri};
 
+use crate::access::ReadLimits;
+use crate::error::{ErrorKind, SourceError};
+
 /// The plain files of one folder, sorted by name; or the one file that a URI names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listing {
@@ -42,6 +45,20 @@ impl Listing {
     pub(crate) fn refused(&self, refusal: Refusal) -> Refusal {
         Refusal::new(refusal.reason, format!("'{}': {}", self.uri, refusal.message))
     }
+}
+
+/// Whether a folder in which so many files and entries have been seen may be listed further.
+pub(crate) fn bounded(uri: &SourceUri, files: usize, entries: usize, limits: &ReadLimits) -> Result<(), SourceError> {
+    let too_many = |most: usize, of: &str| {
+        Err(SourceError::new(ErrorKind::TooLarge, format!("'{uri}' holds more than {most} {of}")))
+    };
+    if files > limits.files {
+        return too_many(limits.files, "files");
+    }
+    if entries > limits.entries {
+        return too_many(limits.entries, "files and folders");
+    }
+    Ok(())
 }
 
 impl Version {

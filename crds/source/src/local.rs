@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
 
 use crate::access::ReadLimits;
 use crate::error::{ErrorKind, SourceError};
-use crate::listing::{FileInfo, Listing, Version};
+use crate::listing::{FileInfo, Listing, Version, bounded};
 
 /// Bytes of one piece.
 const PIECE_BYTES: usize = 1 << 20;
@@ -46,11 +46,13 @@ pub(crate) async fn list(root: &SourceUri, uri: &SourceUri, limits: &ReadLimits)
         let name = uri.segments().last().cloned().unwrap_or_default();
         return Ok(Listing { uri: uri.clone(), files: vec![info(name, &metadata)], single: true });
     }
-    let mut files = Vec::new();
+    let (mut files, mut seen) = (Vec::new(), 0);
     let mut entries = tokio::fs::read_dir(&path).await.map_err(|error| SourceError::io("listing", &doing(), error))?;
     loop {
         let entry = entries.next_entry().await.map_err(|error| SourceError::io("listing", &doing(), error))?;
         let Some(entry) = entry else { break };
+        seen += 1;
+        bounded(uri, files.len(), seen, limits)?;
         let Ok(name) = entry.file_name().into_string() else { continue };
         // Follows links, as their target is what would be read. A link to nowhere is no file.
         let Ok(metadata) = tokio::fs::metadata(entry.path()).await else { continue };
@@ -58,11 +60,8 @@ pub(crate) async fn list(root: &SourceUri, uri: &SourceUri, limits: &ReadLimits)
             continue;
         }
         files.push(info(name, &metadata));
-        if files.len() > limits.files {
-            let limit = limits.files;
-            return Err(SourceError::new(ErrorKind::TooLarge, format!("'{uri}' holds more than {limit} files")));
-        }
     }
+    bounded(uri, files.len(), seen, limits)?;
     Ok(Listing { uri: uri.clone(), files, single: false })
 }
 

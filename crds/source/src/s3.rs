@@ -24,7 +24,7 @@ use lorafleet_artifact::{SourceUri, check_file_name};
 
 use crate::access::{Access, Credentials, ReadLimits};
 use crate::error::{ErrorKind, SourceError};
-use crate::listing::{FileInfo, Listing, Version};
+use crate::listing::{FileInfo, Listing, Version, bounded};
 
 /// Where neither the access nor the surroundings name a region; stores that are not AWS do not care.
 const REGION_DEFAULT: &str = "us-east-1";
@@ -172,7 +172,7 @@ async fn list_pages(client: &Client, uri: &SourceUri, limits: &ReadLimits) -> Re
     let path = uri.path();
     // The slash keeps `adapters/10` out of `adapters/1`, the delimiter keeps deeper folders out.
     let prefix = if path.is_empty() { String::new() } else { format!("{path}/") };
-    let mut files = Vec::new();
+    let (mut files, mut entries) = (Vec::new(), 0);
     let mut token = None;
     loop {
         let page = client
@@ -199,14 +199,14 @@ async fn list_pages(client: &Client, uri: &SourceUri, limits: &ReadLimits) -> Re
                 version: version(object.e_tag(), object.last_modified()),
             });
         }
-        if files.len() > limits.files {
-            let limit = limits.files;
-            return Err(SourceError::new(ErrorKind::TooLarge, format!("'{uri}' holds more than {limit} files")));
-        }
+        // A page holds folders as well, and many of them may stand before the first file.
+        let here = page.contents().len() + page.common_prefixes().len();
+        entries += here;
+        bounded(uri, files.len(), entries, limits)?;
         let next = page.next_continuation_token().filter(|_| page.is_truncated() == Some(true));
         match next {
             None => break,
-            Some(next) if page.contents().is_empty() || token.as_deref() == Some(next) => {
+            Some(next) if here == 0 || token.as_deref() == Some(next) => {
                 let message = format!("listing '{uri}': a page leads nowhere (an empty one, or the same once more)");
                 return Err(SourceError::new(ErrorKind::Unavailable, message));
             }

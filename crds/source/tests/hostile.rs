@@ -54,10 +54,11 @@ fn endless(status: &'static str) -> impl Fn(u64, &mut TcpStream, &AtomicU64) + S
 }
 
 fn page(contents: &str, token: &str) -> String {
-    let body = format!(
-        "<?xml version=\"1.0\"?><ListBucketResult><IsTruncated>true</IsTruncated>{contents}\
-         <NextContinuationToken>{token}</NextContinuationToken></ListBucketResult>"
-    );
+    listed(contents, &format!("<IsTruncated>true</IsTruncated><NextContinuationToken>{token}</NextContinuationToken>"))
+}
+
+fn listed(contents: &str, more: &str) -> String {
+    let body = format!("<?xml version=\"1.0\"?><ListBucketResult>{more}{contents}</ListBucketResult>");
     format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}", body.len())
 }
 
@@ -87,6 +88,44 @@ async fn listings_that_lead_nowhere_are_ended() {
     }
 }
 
+/// A store's answer for these entries of a folder, the last one or not.
+fn entries(folders: std::ops::Range<u64>, files: &[&str], more: Option<&str>) -> String {
+    let folders = folders.map(|number| format!("<CommonPrefixes><Prefix>x/{number:09}/</Prefix></CommonPrefixes>"));
+    let files = files.iter().map(|name| format!("<Contents><Key>x/{name}</Key><Size>1</Size></Contents>"));
+    let contents = folders.chain(files).collect::<String>();
+    match more {
+        Some(token) => page(&contents, token),
+        None => listed(&contents, "<IsTruncated>false</IsTruncated>"),
+    }
+}
+
+#[tokio::test]
+async fn folders_that_stand_before_the_files_hide_none_of_them() {
+    // As many to a page as S3 gives.
+    let (address, _) = store(|number, stream, _| {
+        let answer = match number {
+            0 => entries(0..1000, &[], Some("t0")),
+            1 => entries(1000..1500, &["a"], Some("t1")),
+            _ => entries(0..0, &["b", "c"], None),
+        };
+        let _ = stream.write_all(answer.as_bytes());
+    });
+    let listing = sources_at(address, &["s3://b"], patient_limits()).list(&uri("s3://b/x")).await.unwrap();
+    assert_eq!(listing.names().collect::<Vec<_>>(), ["a", "b", "c"]);
+}
+
+#[tokio::test]
+async fn folders_without_end_are_too_many() {
+    let (address, _) = store(|number, stream, _| {
+        let answer = entries(number * 100..(number + 1) * 100, &[], Some(&format!("t{number}")));
+        let _ = stream.write_all(answer.as_bytes());
+    });
+    let limits = ReadLimits { entries: 1000, ..patient_limits() };
+    let error = sources_at(address, &["s3://b"], limits).list(&uri("s3://b/x")).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::TooLarge, "{error}");
+    assert!(error.to_string().contains("'s3://b/x' holds more than 1000 files and folders"), "{error}");
+}
+
 /// A byte now and then keeps no place for days.
 #[tokio::test]
 async fn a_download_that_drips_is_given_up() {
@@ -94,7 +133,7 @@ async fn a_download_that_drips_is_given_up() {
     let (address, _) = store(|number, stream, _| {
         let contents = format!("<Contents><Key>x/f</Key><Size>{BYTES}</Size><ETag>\"e\"</ETag></Contents>");
         if number == 0 {
-            let _ = stream.write_all(page(&contents, "").replace(">true<", ">false<").as_bytes());
+            let _ = stream.write_all(listed(&contents, "<IsTruncated>false</IsTruncated>").as_bytes());
             return;
         }
         let head = format!("HTTP/1.1 206 Partial Content\r\ncontent-length: {BYTES}\r\netag: \"e\"\r\n\r\n");

@@ -166,6 +166,12 @@ async fn limits() {
     let sources = Sources::new([Access::ambient(uri(&place.path("allowed")))], limits);
     let error = sources.list(&uri(&place.path("allowed/x"))).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::TooLarge);
+    for number in 0..20 {
+        std::fs::create_dir_all(place.path(&format!("allowed/y/{number}"))).unwrap();
+    }
+    let few = Sources::new([Access::ambient(uri(&place.path("allowed")))], ReadLimits { entries: 10, ..limits });
+    let error = few.list(&uri(&place.path("allowed/y"))).await.unwrap_err();
+    assert!(error.to_string().contains("holds more than 10 files and folders"), "{error}");
     let single = sources.list(&uri(&place.path("allowed/x/a"))).await.unwrap();
     let error = sources.read(&single, &single.files[0], 0..10).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::TooLarge);
