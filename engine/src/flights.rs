@@ -2,11 +2,14 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, Shared, WeakShared};
+
+use crate::refusal::Refusal;
 
 /// What is on its way, by what was asked for. A load goes on as long as somebody waits for it.
 pub struct Flights<K, T: Clone> {
@@ -56,6 +59,16 @@ impl<K: Eq + Hash, T: Clone + Send + Sync + 'static> Flights<K, T> {
         }
         shared
     }
+}
+
+/// A load, as one that fails where it panics: all who wait for it must hear something, and those who come later as well.
+///
+/// # Errors
+/// The load's own; 500 after a panic, of which the log says where.
+pub async fn unbroken<T>(load: impl Future<Output = Result<T, Refusal>>) -> Result<T, Refusal> {
+    // What it leaves behind is seen by nobody else: it owns what it works on, and locks are used as they are found.
+    let panicked = |_| Err(Refusal::new(500, "Internal", "the load of the adapter has panicked; the log says where"));
+    AssertUnwindSafe(load).catch_unwind().await.unwrap_or_else(panicked)
 }
 
 #[cfg(test)]
@@ -124,6 +137,21 @@ mod tests {
             tasks.push(world.ask("a", false).await);
         }
         world.check(tasks, &[vec![0], vec![1; 19]].concat(), 2).await;
+    }
+
+    #[tokio::test]
+    async fn a_load_that_panics_is_a_failure_for_all_who_wait_and_not_for_the_next() {
+        let flights = Flights::<_, Result<u8, Refusal>>::default();
+        let broken = async {
+            tokio::task::yield_now().await;
+            panic!("broken on purpose")
+        };
+        let first = flights.join("a", true, unbroken(broken));
+        let second = flights.join("a", true, unbroken(async { Ok(1) }));
+        for answer in [first.await, second.await] {
+            assert_eq!(answer.unwrap_err().status, 500);
+        }
+        assert_eq!(flights.join("a", true, unbroken(async { Ok(2) })).await, Ok(2));
     }
 
     #[tokio::test]

@@ -11,7 +11,7 @@ use lorafleet_source::{Progress, ReadLimits, Sources};
 use crate::adapter::{BaseTensors, DiskCache, LoadError, LoadedAdapter, Loader, Rooms};
 use crate::config::Config;
 use crate::fleet::{Load, Loading};
-use crate::flights::Flights;
+use crate::flights::{Flights, unbroken};
 use crate::limits::Limits;
 use crate::metrics::Meter;
 use crate::refusal::Refusal;
@@ -91,7 +91,7 @@ impl Load for AdapterLoader {
         let asked = Asked { source: source.clone(), digest: claims.digest, base_digest: claims.base_digest };
         Box::pin(self.flights.join(asked, lasting, async move {
             let begun = Instant::now();
-            let loaded = inner.load(&source, claims).await;
+            let loaded = unbroken(inner.load(&source, claims)).await;
             match &loaded {
                 Ok(_) => inner.meter.loaded(begun.elapsed().as_secs_f64()),
                 Err(refusal) => inner.meter.load_failed(refusal),

@@ -5,8 +5,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use lorafleet_artifact::Digest;
-use lorafleet_backend::Backend;
 use lorafleet_backend::batch::Batch;
+use lorafleet_backend::{Backend, BackendError};
 use tokio::sync::watch;
 
 use crate::metrics::Meter;
@@ -48,6 +48,8 @@ pub struct Stepper {
     looked: Option<(u64, Instant)>,
     /// Something that a snapshot shows has changed since `published`.
     changed: bool,
+    /// The backend will not do any step any more.
+    lost: bool,
     /// Something has happened since the books were checked last.
     unchecked: bool,
     checked: Option<Instant>,
@@ -82,14 +84,16 @@ impl Stepper {
             published,
             looked: None,
             changed: true,
+            lost: false,
             unchecked: true,
             checked: None,
         }
     }
 
+    /// Until it is told to stop, or the backend is lost: an engine that can only refuse must not look healthy.
     pub fn run(mut self) {
         let mut nap = Duration::ZERO;
-        while self.drain(nap) {
+        while !self.lost && self.drain(nap) {
             self.meter.turned();
             let worked = self.step(Instant::now());
             nap = match (worked, self.state.waiting.is_empty()) {
@@ -237,6 +241,7 @@ impl Stepper {
             Err(error) => {
                 tracing::error!(step = batch.step, %error, "the backend did not do the step");
                 self.changed = true;
+                self.lost = matches!(error, BackendError::Lost(_));
                 self.meter.step_failed();
                 self.state.abort(batch, &error);
             }

@@ -25,6 +25,7 @@ const TIME_MAX: Duration = Duration::from_secs(120);
 enum Fault {
     Panic,
     Fail,
+    Lose,
     /// Until the other end says so, or is gone.
     Hang(Receiver<()>),
     /// No logit of any sequence is a number.
@@ -46,6 +47,7 @@ impl Backend for Faulty {
         match self.fault.take() {
             Some(Fault::Panic) => panic!("broken on purpose"),
             Some(Fault::Fail) => return Err(BackendError::Failed("broken on purpose".into())),
+            Some(Fault::Lose) => return Err(BackendError::Lost("broken on purpose".into())),
             Some(Fault::Hang(until)) => drop(until.recv()),
             Some(Fault::NotFinite) => self.fault = Some(Fault::NotFinite),
             None => {}
@@ -96,13 +98,15 @@ impl Engine {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_process_ends_with_an_error_when_the_step_thread_ends() {
-    let engine = Engine::start(Some(Fault::Panic), |_| {}).await;
-    assert_eq!(engine.health().await.0, 200);
-    let (status, reply) = engine.complete().await;
-    assert_eq!((status, reply["error"]["code"].as_str()), (503, Some("EngineStopped")), "{reply}");
-    let ended = tokio::time::timeout(TIME_MAX, engine.process).await.expect("it goes on").unwrap();
-    assert_eq!(ended.unwrap_err().to_string(), "the step thread has ended");
+async fn the_process_ends_with_an_error_when_the_step_thread_ends_or_its_backend_is_lost() {
+    for (fault, status, code) in [(Fault::Panic, 503, "EngineStopped"), (Fault::Lose, 500, "BackendFailed")] {
+        let engine = Engine::start(Some(fault), |_| {}).await;
+        assert_eq!(engine.health().await.0, 200);
+        let (found, reply) = engine.complete().await;
+        assert_eq!((found, reply["error"]["code"].as_str()), (status, Some(code)), "{reply}");
+        let ended = tokio::time::timeout(TIME_MAX, engine.process).await.expect("it goes on").unwrap();
+        assert_eq!(ended.unwrap_err().to_string(), "the step thread has ended");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

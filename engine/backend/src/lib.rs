@@ -17,10 +17,10 @@ pub trait Backend: Send {
     /// Takes the uploads and starts the step. At most one ticket is outstanding for a backend that does not overlap.
     ///
     /// # Errors
-    /// `BadBatch` if the batch breaks its contract; `Failed` if the machine did not do it.
+    /// `BadBatch` if the batch breaks its contract; `Failed` if the machine did not do it; `Lost` if it never will again.
     fn submit(&mut self, batch: &Batch) -> Result<Ticket, BackendError>;
     /// # Errors
-    /// `BadBatch` if no such step is outstanding; `Failed` if the machine did not do it.
+    /// `BadBatch` if no such step is outstanding; `Failed` if the machine did not do it; `Lost` if it never will again.
     fn wait(&mut self, ticket: Ticket) -> Result<Sampled, BackendError>;
 }
 
@@ -37,6 +37,9 @@ pub enum BackendError {
     /// The step's drops are done all the same, and the residents of its uploads are gone with all their pieces.
     #[error("the backend failed: {0}")]
     Failed(String),
+    /// As `Failed`, and no later step will be done either: whoever owns the backend should end, and be started again.
+    #[error("the backend is lost: {0}")]
+    Lost(String),
 }
 
 /// A verified adapter in host memory. Immutable once made: loads share it by `Arc`, uploads read it, nothing writes it.

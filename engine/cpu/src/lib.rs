@@ -173,16 +173,17 @@ impl CpuBackend {
         resident.ok_or_else(|| format!("{:?} has not begun", upload.resident))?.write(upload, &mut self.pool)
     }
 
-    fn do_step(&mut self, batch: &Batch, layouts: Vec<Option<Layout>>) -> Result<Sampled, String> {
+    fn do_step(&mut self, batch: &Batch, layouts: Vec<Option<Layout>>) -> Result<Sampled, BackendError> {
         self.drop_residents(&batch.drops);
         let begun = Instant::now();
         for (upload, layout) in batch.uploads.iter().zip(layouts) {
-            self.upload(upload, layout)?;
+            self.upload(upload, layout).map_err(BackendError::Failed)?;
         }
         let upload_time = begun.elapsed();
         let sampled = self.compute(batch);
         if self.pool.poisoned() {
-            return Err("a compute thread has panicked".into());
+            // It is gone, and what its siblings have computed since cannot be told from what they should have.
+            return Err(BackendError::Lost("a compute thread has panicked".into()));
         }
         Ok(Sampled { upload_time, ..sampled })
     }
@@ -247,9 +248,8 @@ impl Backend for CpuBackend {
         let bad = |what: String| BackendError::BadBatch { step: batch.step, what };
         let layouts = self.check(batch).map_err(bad)?;
         self.last_step = Some(batch.step);
-        let sampled = self.do_step(batch, layouts).map_err(|what| {
+        let sampled = self.do_step(batch, layouts).inspect_err(|_| {
             self.drop_residents(&batch.uploads.iter().map(|upload| upload.resident).collect::<Vec<_>>());
-            BackendError::Failed(what)
         })?;
         self.done = Some((batch.step, sampled));
         Ok(Ticket(batch.step))

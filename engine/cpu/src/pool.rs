@@ -240,12 +240,36 @@ mod tests {
         for _ in 0..3 {
             std::thread::sleep(std::time::Duration::from_millis(20));
             let threads: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
-            // Enough work that a woken thread gets some of it.
-            pool.run(200, 1, &|_, thread| {
+            // Neither thread can do both.
+            pool.run(2, 1, &|_, thread| {
                 threads[thread].fetch_add(1, Ordering::Relaxed);
-                std::thread::sleep(std::time::Duration::from_micros(100));
+                while threads[1 - thread].load(Ordering::Relaxed) == 0 {
+                    std::thread::yield_now();
+                }
             });
-            assert!(threads.iter().all(|count| count.load(Ordering::Relaxed) > 0), "{threads:?}");
+            assert!(threads.iter().all(|count| count.load(Ordering::Relaxed) == 1), "{threads:?}");
         }
+    }
+
+    #[test]
+    fn a_worker_that_panics_poisons_the_pool_and_hangs_nobody() {
+        let mut pool = Pool::new(NonZeroUsize::new(2).unwrap()).unwrap();
+        pool.run(100, 1, &|_, _| {});
+        assert!(!pool.poisoned());
+        let panics = AtomicBool::new(false);
+        // The caller takes no second item before the worker has taken one.
+        pool.run(2, 1, &|_, thread| {
+            if thread == 1 {
+                panics.store(true, Ordering::Relaxed);
+                panic!("broken on purpose");
+            }
+            while !panics.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+        });
+        assert!(pool.poisoned());
+        let done = AtomicUsize::new(0);
+        pool.run(10, 1, &|_, _| _ = done.fetch_add(1, Ordering::Relaxed));
+        assert_eq!(done.load(Ordering::Relaxed), 10);
     }
 }
