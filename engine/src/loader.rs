@@ -7,6 +7,7 @@ use lorafleet_artifact::{BaseShape, Claims, Digest, Policy};
 use lorafleet_backend::batch::PageBudget;
 use lorafleet_backend::layout::Layout;
 use lorafleet_source::{Progress, ReadLimits, Sources};
+use tokio::sync::Semaphore;
 
 use crate::adapter::{BaseTensors, DiskCache, LoadError, LoadedAdapter, Loader, Rooms};
 use crate::config::Config;
@@ -68,7 +69,10 @@ impl AdapterLoader {
         };
         let sources = Sources::new(config.sources.iter().cloned(), ReadLimits::default());
         let rooms = Rooms::new(config.limits.host_cache_bytes);
-        let loader = Loader { sources, base, policy, tensors: Some(tensors), disk, rooms };
+        // Half of the cores at most, so that the step thread keeps the others.
+        let judges = std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(2));
+        let (tensors, judges) = (Some(tensors), Arc::new(Semaphore::new(judges)));
+        let loader = Loader { sources, base, policy, tensors, disk, rooms, judges };
         let inner = Arc::new(Inner { loader, limits: config.limits.clone(), budget, meter });
         let prepared = inner.clone();
         tokio::spawn(async move { prepared.loader.sources.prepare().await });

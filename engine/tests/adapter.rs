@@ -3,13 +3,15 @@
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 use lorafleet_artifact::safetensors::{Safetensors, SafetensorsLimits};
 use lorafleet_artifact::{BaseShape, Claims, Digest, FloatType, HuggingFaceConfig, Policy, SourceUri};
 use lorafleet_engine::adapter::{BaseTensors, DiskCache, Exactness, LoadError, LoadedAdapter, Loader, Origin, Rooms};
 use lorafleet_engine::inspect::{InspectArguments, inspect};
 use lorafleet_source::{Access, Progress, ReadLimits, Sources};
+use tokio::sync::{Semaphore, oneshot};
 
 fn cases() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../crds/artifact/tests/cases").canonicalize().unwrap()
@@ -60,6 +62,7 @@ fn loader(root: &Path, base: &str, disk: Option<DiskCache>) -> Loader {
         tensors: Some(Arc::new(FileTensors::of(base))),
         disk,
         rooms: Rooms::new(1 << 30),
+        judges: Arc::new(Semaphore::new(2)),
     }
 }
 
@@ -281,6 +284,47 @@ async fn changed_copies_of_base_tensors_are_refused() {
     assert!(error.to_string().contains("cannot be compared"), "{error}");
 }
 
+/// A base whose first row is compared only after a task of the runtime has been on.
+struct Waits {
+    tensors: FileTensors,
+    reached: Mutex<Option<oneshot::Sender<()>>>,
+    gone_on: Mutex<mpsc::Receiver<()>>,
+}
+
+impl BaseTensors for Waits {
+    fn row(&self, name: &str, row: usize, out: &mut [f32]) -> Option<Exactness> {
+        if let Some(reached) = self.reached.lock().unwrap().take() {
+            reached.send(()).unwrap();
+            let waited = self.gone_on.lock().unwrap().recv_timeout(Duration::from_secs(60));
+            waited.expect("the runtime stood still while an adapter was judged");
+        }
+        self.tensors.row(name, row, out)
+    }
+}
+
+/// The runtime of this test has one thread: whatever was judged on it would wait for itself.
+#[tokio::test(flavor = "current_thread")]
+async fn others_go_on_while_an_adapter_is_judged() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = copy_of("extra-base-copy", root.path());
+    let mut expected = None;
+    for origin in [Origin::Source, Origin::Disk] {
+        let disk = DiskCache::open(root.path().join("cache"), 1 << 30).unwrap();
+        let mut loader = loader(root.path(), "base", Some(disk));
+        let ((reached, judging), (go_on, gone_on)) = (oneshot::channel(), mpsc::channel());
+        let (reached, gone_on) = (Mutex::new(Some(reached)), Mutex::new(gone_on));
+        loader.tensors = Some(Arc::new(Waits { tensors: FileTensors::of("base"), reached, gone_on }));
+        let another = async {
+            judging.await.unwrap();
+            go_on.send(()).unwrap();
+        };
+        let (loaded, ()) = tokio::join!(load(&loader, &folder, expected), another);
+        let loaded = loaded.unwrap();
+        assert_eq!(loaded.origin, origin);
+        expected = Some(loaded.adapter.digest);
+    }
+}
+
 /// The model as the engine opens it, against what PEFT saved beside the adapters.
 #[tokio::test]
 async fn copies_are_compared_with_the_opened_model() {
@@ -359,7 +403,7 @@ async fn loads_wait_until_there_is_room_for_their_bytes() {
     for origin in [Origin::Source, Origin::Disk] {
         let held = loader.rooms.here(1).await;
         let mut loading = Box::pin(load(&loader, &folder, expected));
-        let early = tokio::time::timeout(std::time::Duration::from_millis(200), &mut loading).await;
+        let early = tokio::time::timeout(Duration::from_millis(200), &mut loading).await;
         assert!(early.is_err(), "it was loaded beside what takes the room");
         drop(held);
         let loaded = loading.await.unwrap();

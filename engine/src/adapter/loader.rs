@@ -5,8 +5,13 @@ use std::sync::Arc;
 use lorafleet_artifact::{BaseShape, Claims, Digest, Policy, Reason, Refusal, SourceUri, Verification, Verified};
 use lorafleet_backend::HostAdapter;
 use lorafleet_source::{AdapterBytes, AdapterError, ErrorKind, Progress, SourceError, Sources, list_adapter};
+use tokio::sync::Semaphore;
 
+use super::rooms::Held;
 use super::{BaseTensors, DiskCache, Rooms, check_copies};
+
+/// So much of a copy is verified at a time: the pieces that hold its header are copied.
+const PIECE_BYTES: usize = 1 << 20;
 
 /// Loads adapters for one base. Shared by all loads.
 pub struct Loader {
@@ -19,6 +24,8 @@ pub struct Loader {
     pub disk: Option<DiskCache>,
     /// One that is too large for them is refused by the policy, not here.
     pub rooms: Rooms,
+    /// Adapters that are judged at the same time, each on a thread of its own.
+    pub judges: Arc<Semaphore>,
 }
 
 #[derive(Debug)]
@@ -44,9 +51,9 @@ pub enum LoadError {
     /// It carries changed weights of the base, which would have to be applied, or dropped in silence.
     #[error(transparent)]
     Copies(#[from] super::CopyDiffers),
-    /// The process is about to end.
-    #[error("the load was broken off: the engine has stopped")]
-    BrokenOff,
+    /// A fault of ours, or the process is about to end.
+    #[error("judging the adapter was broken off: {0}")]
+    BrokenOff(#[from] tokio::task::JoinError),
 }
 
 impl From<Refusal> for LoadError {
@@ -67,15 +74,16 @@ impl LoadError {
         match self {
             Self::Adapter(error) => error.code(),
             Self::Copies(_) => Reason::UnsupportedFeature.as_str(),
-            Self::BrokenOff => "EngineStopped",
+            Self::BrokenOff(_) => "Internal",
         }
     }
 
-    /// 403 for the path or source, 404 if it is not there, 422 for the adapter's own fault, 502 and 504 for the store.
+    /// 403 for the path or source, 404 if it is not there, 422 for the adapter's own fault, 502 and 504 for the store, 500
+    /// for a fault of ours.
     pub fn http_status(&self) -> u16 {
         match self {
             Self::Copies(_) => 422,
-            Self::BrokenOff => 503,
+            Self::BrokenOff(_) => 500,
             Self::Adapter(AdapterError::Refused(refusal)) => match refusal.reason {
                 Reason::SourceForbidden => 403,
                 Reason::NotFound => 404,
@@ -108,14 +116,13 @@ impl Loader {
         // Also for what is on disk: a source that is no longer allowed is not served from its copy.
         self.sources.access(&uri)?;
         if let Some((disk, digest)) = self.disk.as_ref().zip(claims.digest) {
-            let _room = self.rooms.here(disk.bytes_of(digest)).await;
-            if let Some((verified, bytes)) = self.copy_on_disk(disk, digest, claims).await {
-                let adapter = self.finish(verified, bytes).await?;
+            let room = self.rooms.here(disk.bytes_of(digest)).await;
+            if let Some(adapter) = self.copy_on_disk(disk, digest, claims, room).await? {
                 return Ok(LoadedAdapter { adapter, origin: Origin::Disk, on_disk: true });
             }
         }
         let listed = list_adapter(&self.sources, &uri).await?;
-        let _room = self.rooms.of(&uri, listed.bytes()).await;
+        let room = self.rooms.of(&uri, listed.bytes()).await;
         let read = listed.read(&self.sources, claims, &self.base, &self.policy, true, progress).await?;
         let bytes = read.bytes.ok_or_else(|| Refusal::new(Reason::Malformed, "the adapter's bytes were not kept"))?;
         let bytes = Arc::new(bytes);
@@ -125,41 +132,54 @@ impl Loader {
             Some(disk) => disk.put(digest, &bytes).await,
         };
         let bytes = Arc::try_unwrap(bytes).unwrap_or_else(|shared| (*shared).clone());
-        Ok(LoadedAdapter { adapter: self.finish(read.verified, bytes).await?, origin: Origin::Source, on_disk })
+        let adapter = self.judge(bytes, room, |_| Ok(read.verified)).await?;
+        Ok(LoadedAdapter { adapter, origin: Origin::Source, on_disk })
     }
 
     /// The disk's copy, verified like the source's. A copy that fails is removed and asked for anew.
-    async fn copy_on_disk(&self, disk: &DiskCache, digest: Digest, claims: Claims) -> Option<(Verified, AdapterBytes)> {
-        let bytes = disk.get(digest, self.policy.max_adapter_bytes).await?;
+    async fn copy_on_disk(
+        &self,
+        disk: &DiskCache,
+        digest: Digest,
+        claims: Claims,
+        room: Held,
+    ) -> Result<Option<Arc<HostAdapter>>, LoadError> {
+        let Some(bytes) = disk.get(digest, self.policy.max_adapter_bytes).await else { return Ok(None) };
         let (base, policy) = (self.base.clone(), self.policy.clone());
-        let judged = aside(move || -> Result<_, Refusal> {
+        let verify = move |bytes: &AdapterBytes| -> Result<Verified, Refusal> {
             let size = bytes.weights.len() as u64;
             let mut verification = Verification::begin(&bytes.config, size, claims, &base, &policy)?;
-            verification.push(&bytes.weights)?;
-            Ok((verification.finish()?, bytes))
-        });
-        match judged.await? {
-            Ok(copy) => Some(copy),
-            Err(refusal) => {
+            bytes.weights.chunks(PIECE_BYTES).try_for_each(|piece| verification.push(piece))?;
+            verification.finish()
+        };
+        match self.judge(bytes, room, verify).await {
+            Ok(adapter) => Ok(Some(adapter)),
+            Err(LoadError::Adapter(AdapterError::Refused(refusal))) => {
                 tracing::warn!(%digest, %refusal, "the disk cache's copy does not pass; it is fetched again");
                 disk.remove(digest).await;
-                None
+                Ok(None)
             }
+            Err(error) => Err(error),
         }
     }
 
-    async fn finish(&self, verified: Verified, bytes: AdapterBytes) -> Result<Arc<HostAdapter>, LoadError> {
+    /// From bytes to a host copy, on a thread that nobody's stream waits for: every byte is hashed, moved or compared here.
+    /// Whoever has begun keeps its turn and its room to the end, also if nobody waits for it any more.
+    async fn judge(
+        &self,
+        bytes: AdapterBytes,
+        room: Held,
+        verify: impl FnOnce(&AdapterBytes) -> Result<Verified, Refusal> + Send + 'static,
+    ) -> Result<Arc<HostAdapter>, LoadError> {
+        let turn = self.judges.clone().acquire_owned().await;
         let tensors = self.tensors.clone();
-        let finished = aside(move || -> Result<_, LoadError> {
+        let judged = tokio::task::spawn_blocking(move || {
+            let _held = (turn, room);
+            let verified = verify(&bytes)?;
             let adapter = HostAdapter::of(verified, bytes.weights);
             check_copies(&adapter, tensors.as_deref())?;
             Ok(Arc::new(adapter))
         });
-        finished.await.unwrap_or(Err(LoadError::BrokenOff))
+        judged.await?
     }
-}
-
-/// Looks at every byte on a thread of its own: nobody's stream waits for it. `None` if the process is about to end.
-async fn aside<T: Send + 'static>(look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    tokio::task::spawn_blocking(look).await.ok()
 }
