@@ -12,8 +12,9 @@ use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, Sleep, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::Bounds;
@@ -57,6 +58,18 @@ where
     if let Err(error) = ended {
         tracing::debug!(%error, "a client connection broke");
     }
+}
+
+/// Says one thing to whoever has connected, whatever it asks, and takes what it still sends until it has seen the end.
+pub async fn dismiss(mut stream: TcpStream, answer: &[u8]) {
+    let said = async {
+        stream.write_all(answer).await?;
+        stream.shutdown().await?;
+        let mut unread = [0; 8 << 10];
+        while stream.read(&mut unread).await? > 0 {}
+        io::Result::Ok(())
+    };
+    let _ = timeout(LINGER, said).await;
 }
 
 /// A connection whose client must speak and must read. Until a first head has come, its time is short: else whoever opens

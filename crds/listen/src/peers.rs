@@ -4,6 +4,7 @@
 //! or from a gateway, so what an address may have is a large part of all there is, and not a small number.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,6 +17,27 @@ const KEPT_PART: usize = 8;
 #[derive(Clone, Debug, Default)]
 pub struct Peers(Arc<Mutex<HashMap<IpAddr, usize>>>);
 
+/// Why a peer has no more connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// It has its part of them.
+    Part { most: usize },
+    /// The last ones are for those who have few.
+    Kept { open: usize, kept: usize, own: usize, few: usize },
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Part { most } => write!(f, "this address has {most} connections, which is the limit per peer"),
+            Self::Kept { open, kept, own, few } => write!(
+                f,
+                "{open} connections are open, the last {kept} are kept for addresses with fewer than {few}, and this one has {own}"
+            ),
+        }
+    }
+}
+
 /// One connection of a peer, until it is dropped.
 #[derive(Debug)]
 pub struct Held {
@@ -25,15 +47,16 @@ pub struct Held {
 
 impl Peers {
     /// One more connection of this peer, if it may have it.
-    pub fn hold(&self, peer: IpAddr, bounds: Bounds) -> Option<Held> {
+    ///
+    /// # Errors
+    /// If it may not.
+    pub fn hold(&self, peer: IpAddr, bounds: Bounds) -> Result<Held, Refused> {
         let mut counts = self.counts();
         let open = counts.values().sum();
         let own = counts.get(&peer).copied().unwrap_or(0);
-        if !may_have_one_more(own, open, bounds) {
-            return None;
-        }
+        one_more(own, open, bounds)?;
         counts.insert(peer, own + 1);
-        Some(Held { peers: self.clone(), peer })
+        Ok(Held { peers: self.clone(), peer })
     }
 
     fn counts(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
@@ -56,11 +79,17 @@ impl Drop for Held {
 
 /// Whether a peer that has `own` of the `open` connections may have one more: no peer has more than its part, and the last
 /// places are for those who have few, so that some peers together cannot take what one needs.
-fn may_have_one_more(own: usize, open: usize, bounds: Bounds) -> bool {
+fn one_more(own: usize, open: usize, bounds: Bounds) -> Result<(), Refused> {
+    let most = bounds.connections_per_peer;
     let kept = bounds.connections / KEPT_PART;
     let few = (kept / KEPT_PART).max(1);
-    let is_free = open < bounds.connections - kept || (open < bounds.connections && own < few);
-    is_free && own < bounds.connections_per_peer
+    if own >= most {
+        Err(Refused::Part { most })
+    } else if open >= bounds.connections - kept && own >= few {
+        Err(Refused::Kept { open, kept, own, few })
+    } else {
+        Ok(())
+    }
 }
 
 /// Who has this address. A host has a whole network of 64 bits of the public IPv6 addresses, and one address of the others.
@@ -82,7 +111,10 @@ mod tests {
     /// Has a peer connect as often as it can; how often that was.
     fn fill(peers: &Peers, peer: u8, bounds: Bounds, held: &mut Vec<Held>) -> usize {
         let before = held.len();
-        while let Some(one) = peers.hold(IpAddr::from([10, 0, 0, peer]), bounds) {
+        // Who connects has a place already: there are no more than these.
+        while held.len() < bounds.connections
+            && let Ok(one) = peers.hold(IpAddr::from([10, 0, 0, peer]), bounds)
+        {
             held.push(one);
         }
         held.len() - before
@@ -108,6 +140,15 @@ mod tests {
             drop(held);
             assert_eq!(fill(&peers, 9, bounds, &mut Vec::new()), expected[0], "all were given back");
         }
+    }
+
+    #[test]
+    fn a_refusal_names_its_limit_and_both_values() {
+        let refused = |own, open| one_more(own, open, Bounds::PROBES).unwrap_err().to_string();
+        assert_eq!(refused(128, 200), "this address has 128 connections, which is the limit per peer");
+        let kept =
+            "224 connections are open, the last 32 are kept for addresses with fewer than 4, and this one has 100";
+        assert_eq!(refused(100, 224), kept);
     }
 
     #[test]
