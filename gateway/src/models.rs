@@ -31,14 +31,15 @@ pub fn show(view: &FleetView, target: &Target) -> Value {
 
 /// `digest`: of an adapter; `None` for the base.
 fn row(view: &FleetView, name: &str, digest: Option<Digest>, rank: u32, created_unix_s: i64) -> Value {
-    let base_digest = || view.reports().map(|(_, report)| report.base_digest).next();
+    // The pods say it before its object does, and while the pool moves to another base some of them say the old one.
+    let heard_digest = || view.reports().map(|(_, report)| report.base_digest).next();
     let mut row = json!({
         "id": name,
         "object": "model",
         "created": created_unix_s,
         "owned_by": "lorafleet",
         "parent": digest.map(|_| view.base.as_str()),
-        "digest": digest.or_else(base_digest),
+        "digest": digest.or(view.base_digest).or_else(heard_digest),
     });
     if digest.is_some() && rank > 0 {
         row["rank"] = json!(rank);

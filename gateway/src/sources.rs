@@ -8,6 +8,7 @@
 //! ```
 
 mod assemble;
+mod objects;
 mod poll;
 mod watch;
 

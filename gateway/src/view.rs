@@ -33,7 +33,7 @@ pub struct AdapterView {
     /// Further versions that may be asked for by digest.
     pub others: Vec<Digest>,
     pub created_unix_s: i64,
-    /// Largest rank; 0 while unknown.
+    /// Largest rank of the current version; 0 while unknown.
     pub rank: u32,
     /// Why there is no current revision: the object's own words.
     pub obstacle: Option<Obstacle>,

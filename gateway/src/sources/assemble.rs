@@ -7,9 +7,10 @@ use std::sync::Arc;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::core::{Selector, SelectorExt as _};
 use kube::{Resource as _, ResourceExt as _};
+use lorafleet_crds::LoraAdapter;
 use lorafleet_crds::condition::{self, ConditionType};
-use lorafleet_crds::{BaseModel, LoraAdapter, ServingPool};
 
+use super::objects::{Base, Pool};
 use crate::view::{AdapterView, FleetView, Obstacle, PodReport, PodView};
 
 /// Name of the engines' port in their Service.
@@ -19,8 +20,8 @@ const PORT_NAME: &str = "http";
 #[derive(Clone, Debug, Default)]
 pub struct Objects {
     pub namespace: String,
-    pub pool: Option<ServingPool>,
-    pub bases: Vec<BaseModel>,
+    pub pool: Option<Pool>,
+    pub bases: Vec<Base>,
     pub adapters: Vec<LoraAdapter>,
     pub slices: Vec<Arc<EndpointSlice>>,
 }
@@ -70,7 +71,7 @@ fn pod(name: String, endpoint: Endpoint, polled: &BTreeMap<String, Polled>) -> (
 }
 
 /// Adapters of the pool's base that it selects, by served name.
-fn adapters(pool: &ServingPool, objects: &[LoraAdapter]) -> BTreeMap<String, AdapterView> {
+fn adapters(pool: &Pool, objects: &[LoraAdapter]) -> BTreeMap<String, AdapterView> {
     let selector = match pool.spec.adapter_selector.clone().map(Selector::try_from) {
         None => Selector::default(),
         Some(Ok(selector)) => selector,
@@ -104,11 +105,13 @@ fn adapter(object: &LoraAdapter, pool: &str) -> AdapterView {
     let held = status.pools.iter().filter(|placement| placement.name == pool).flat_map(|placement| &placement.held);
     let stalled = condition::is_true(&status.conditions, ConditionType::Stalled);
     let told = condition::find(&status.conditions, ConditionType::Ready).filter(|ready| ready.status != "True");
+    let current = status.current_revision;
+    let ranks = current.and_then(|current| status.revision(current)).map(|revision| &revision.ranks);
     AdapterView {
-        current: status.current_revision,
+        current,
         others: status.candidate_revision.iter().chain(held).copied().collect(),
         created_unix_s: created_unix_s(object),
-        rank: status.rank.unwrap_or(0),
+        rank: ranks.and_then(|ranks| ranks.values().flatten().max()).copied().unwrap_or(0),
         obstacle: told.map(|ready| Obstacle {
             refused: stalled,
             reason: ready.reason.clone(),

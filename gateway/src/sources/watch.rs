@@ -12,10 +12,11 @@ use kube::runtime::reflector::{Store, store};
 use kube::runtime::watcher::{self, DefaultBackoff};
 use kube::runtime::{WatchStreamExt as _, reflector};
 use kube::{Api, Resource};
-use lorafleet_crds::{BaseModel, LoraAdapter, ServingPool};
+use lorafleet_crds::{LoraAdapter, ServingPool};
 use tokio::sync::Notify;
 
 use super::assemble::Objects;
+use super::objects::{Base, Pool};
 use super::{Sources, assemble};
 
 /// Time between two questions whether the API server is there; a quiet watch does not tell.
@@ -26,8 +27,8 @@ const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(3);
 #[derive(Clone)]
 pub struct Stores {
     // Guarded, so that one object of another version does not stop the view of all others.
-    pools: Store<DeserializeGuard<ServingPool>>,
-    bases: Store<DeserializeGuard<BaseModel>>,
+    pools: Store<DeserializeGuard<Pool>>,
+    bases: Store<DeserializeGuard<Base>>,
     adapters: Store<DeserializeGuard<LoraAdapter>>,
     slices: Store<EndpointSlice>,
 }
@@ -87,7 +88,7 @@ pub fn start(sources: &Sources) -> (Stores, Arc<Notify>) {
     let namespace = sources.namespace.as_str();
     let own_pool = watcher::Config::default().fields(&format!("metadata.name={}", sources.pool));
     let engines = format!("kubernetes.io/service-name={}-engine", sources.pool);
-    let pools: Api<DeserializeGuard<ServingPool>> = Api::namespaced(sources.client.clone(), namespace);
+    let pools: Api<DeserializeGuard<Pool>> = Api::namespaced(sources.client.clone(), namespace);
     let bases = Api::namespaced(sources.client.clone(), namespace);
     let adapters = Api::namespaced(sources.client.clone(), namespace);
     let slices = Api::namespaced(sources.client.clone(), namespace);
