@@ -41,7 +41,7 @@ pub enum RunError {
     Watch(#[from] StoreLost),
     #[error("another operator is the leader now")]
     NotLeader,
-    #[error("a controller ended")]
+    #[error("a controller or a watch ended")]
     ControllerEnded,
 }
 
@@ -101,7 +101,7 @@ fn random_identity() -> Result<String, getrandom::Error> {
 async fn lead(client: Client, settings: Settings, metrics: Arc<Metrics>, identity: String) -> Result<(), RunError> {
     let limits = Limits::DEFAULT;
     let (bells, queues) = bells();
-    let stores = start(&client, &bells).await?;
+    let (stores, mut watches) = start(&client, &bells).await?;
     let reporter = Reporter { controller: "lorafleet-operator".to_owned(), instance: Some(identity) };
     let turns = Arc::new(Turns::new(settings.reads_max.into(), &limits));
     let look_turns = Arc::new(Turns::new(limits.looks_max, &limits));
@@ -133,6 +133,7 @@ async fn lead(client: Client, settings: Settings, metrics: Arc<Metrics>, identit
         () = controller(stores.pools.clone(), pool, &context, pool::reconcile) => {}
         () = unreadable::say(context.client.clone(), unreadable) => {}
         () = tidy(&context) => {}
+        () = watches.ended() => {}
     }
     Err(RunError::ControllerEnded)
 }

@@ -18,6 +18,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use lorafleet_crds::{BaseModel, LoraAdapter, ServingPool, names};
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::JoinSet;
 
 use crate::unreadable::Unreadable;
 
@@ -78,40 +79,55 @@ impl Bells {
     }
 }
 
+/// What keeps the stores up to date. Without one of them the operator would go on with what it knew when that one ended.
+#[derive(Default)]
+pub struct Watches(JoinSet<()>);
+
+impl Watches {
+    /// Returns when one has ended, which none does but by a fault.
+    pub async fn ended(&mut self) {
+        let ended = self.0.join_next().await;
+        tracing::error!(?ended, "a watch has ended");
+    }
+}
+
 /// Starts all watches; returns once every store is filled.
-pub async fn start(client: &Client, bells: &Bells) -> Result<Stores, StoreLost> {
+pub async fn start(client: &Client, bells: &Bells) -> Result<(Stores, Watches), StoreLost> {
+    let mut watches = Watches::default();
     let everything = watcher::Config::default();
     let ours = everything.clone().labels(&format!("{}={}", names::MANAGED_BY_LABEL, names::MANAGED_BY));
     let (base_models, base_writer) = store();
     let (adapters, adapter_writer) = store();
     let (pools, pool_writer) = store();
     let stores = Stores {
-        pods: whole(client, ours.clone(), ring_pool_of(bells)),
-        deployments: whole(client, ours.clone(), ring_pool_of(bells)),
-        services: metadata(client, ours.clone(), bells),
-        config_maps: metadata(client, ours.clone(), bells),
-        secrets: metadata(client, ours.clone(), bells),
-        service_accounts: metadata(client, ours.clone(), bells),
-        role_bindings: metadata(client, ours, bells),
+        pods: whole(&mut watches, client, ours.clone(), ring_pool_of(bells)),
+        deployments: whole(&mut watches, client, ours.clone(), ring_pool_of(bells)),
+        services: metadata(&mut watches, client, ours.clone(), bells),
+        config_maps: metadata(&mut watches, client, ours.clone(), bells),
+        secrets: metadata(&mut watches, client, ours.clone(), bells),
+        service_accounts: metadata(&mut watches, client, ours.clone(), bells),
+        role_bindings: metadata(&mut watches, client, ours, bells),
         base_models,
         adapters,
         pools,
     };
     let known = stores.clone();
     let ring = bells.clone();
-    keep(ours_of(client, &everything), base_writer, guarded(bells), move |_, base| known.base_changed(base, &ring));
+    keep(&mut watches, ours_of(client, &everything), base_writer, guarded(bells), move |_, base| {
+        known.base_changed(base, &ring)
+    });
     let (known, ring) = (stores.clone(), bells.clone());
-    keep(ours_of(client, &everything), adapter_writer, guarded(bells), move |_, adapter| {
+    keep(&mut watches, ours_of(client, &everything), adapter_writer, guarded(bells), move |_, adapter| {
         known.adapter_changed(adapter, &ring);
     });
     let (known, ring) = (stores.clone(), bells.clone());
-    keep(ours_of(client, &everything), pool_writer, guarded(bells), move |before, pool| {
+    keep(&mut watches, ours_of(client, &everything), pool_writer, guarded(bells), move |before, pool| {
         if asks_otherwise(before, pool) {
             known.pool_changed(pool, &ring);
         }
     });
     stores.wait_until_ready().await?;
-    Ok(stores)
+    Ok((stores, watches))
 }
 
 /// A watch ended before its store was filled.
@@ -242,6 +258,7 @@ fn guarded<K: Resource<DynamicType = ()>>(bells: &Bells) -> impl Fn(DeserializeG
 }
 
 fn whole<K>(
+    watches: &mut Watches,
     client: &Client,
     config: watcher::Config,
     changed: impl Fn(Option<&K>, &K) + Send + Sync + 'static,
@@ -250,22 +267,28 @@ where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
 {
     let (reader, writer) = store();
-    keep(watcher(Api::all(client.clone()), config), writer, Some, changed);
+    keep(watches, watcher(Api::all(client.clone()), config), writer, Some, changed);
     reader
 }
 
-fn metadata<K>(client: &Client, config: watcher::Config, bells: &Bells) -> Store<PartialObjectMeta<K>>
+fn metadata<K>(
+    watches: &mut Watches,
+    client: &Client,
+    config: watcher::Config,
+    bells: &Bells,
+) -> Store<PartialObjectMeta<K>>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
 {
     let (reader, writer) = store();
-    keep(watcher(Api::<PartialObjectMeta<K>>::all(client.clone()), config), writer, Some, ring_pool_of(bells));
+    keep(watches, watcher(Api::<PartialObjectMeta<K>>::all(client.clone()), config), writer, Some, ring_pool_of(bells));
     reader
 }
 
 /// Fills the store from the stream for as long as the process lives, and says of every object that changed or went what it
 /// was before, if that is known, and what it is now. What `read` does not hand over is not there.
 fn keep<G, K>(
+    watches: &mut Watches,
     stream: impl Stream<Item = watcher::Result<watcher::Event<G>>> + Send + 'static,
     mut writer: Writer<K>,
     read: impl Fn(G) -> Option<K> + Send + 'static,
@@ -278,7 +301,7 @@ fn keep<G, K>(
         object.managed_fields_mut().clear();
         object.annotations_mut().remove("kubectl.kubernetes.io/last-applied-configuration");
     });
-    tokio::spawn(async move {
+    watches.0.spawn(async move {
         let mut stream = std::pin::pin!(stream);
         while let Some(event) = stream.next().await {
             match event {
@@ -416,6 +439,18 @@ mod tests {
         assert_eq!(reader.state().len(), 1);
     }
 
+    /// Else the operator would lead on with what it knew before.
+    #[tokio::test]
+    async fn a_watch_that_breaks_is_noticed() {
+        let (_reader, writer) = store::<LoraAdapter>();
+        let stream = futures::stream::iter([Ok(watcher::Event::Apply(adapter("a", "a", "a")))]);
+        let mut watches = Watches::default();
+        watches.0.spawn(std::future::pending());
+        let stream = stream.chain(futures::stream::pending());
+        keep(&mut watches, stream, writer, Some, |_, _: &LoraAdapter| panic!("as it shall"));
+        tokio::time::timeout(std::time::Duration::from_secs(300), watches.ended()).await.unwrap();
+    }
+
     /// A pool that no type here holds hides no other, and is told of; one that was known before has gone.
     #[tokio::test]
     async fn what_cannot_be_read_hides_nothing_else() {
@@ -440,7 +475,10 @@ mod tests {
             Apply(pool("later", i64::MAX)),
         ];
         let stream = futures::stream::iter(events.map(Ok)).chain(futures::stream::pending());
-        keep(stream, writer, guarded(&bells), move |_, pool: &ServingPool| drop(told.send(pool.name_any())));
+        let mut watches = Watches::default();
+        keep(&mut watches, stream, writer, guarded(&bells), move |_, pool: &ServingPool| {
+            drop(told.send(pool.name_any()))
+        });
         reader.wait_until_ready().await.unwrap();
         for name in ["good", "later", "later"] {
             assert_eq!(changes.recv().await.as_deref(), Some(name));
