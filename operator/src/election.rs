@@ -43,8 +43,8 @@ impl Election {
         loop {
             let asked = Instant::now();
             match tokio::time::timeout(GIVE_UP_AFTER, self.try_once()).await {
-                Ok(Ok(true)) => return asked,
-                Ok(Ok(false)) => {}
+                Ok(Ok(Claimed::Mine)) => return asked,
+                Ok(Ok(Claimed::Anothers | Claimed::Changed)) => {}
                 Ok(Err(error)) => tracing::warn!(%error, "asking for the lease"),
                 Err(_) => tracing::warn!("asking for the lease timed out"),
             }
@@ -60,8 +60,10 @@ impl Election {
             // The others count from when the renewal was written, which is some time before its answer is here.
             let asked = Instant::now();
             match tokio::time::timeout(left, self.try_once()).await {
-                Ok(Ok(true)) => renewed = asked,
-                Ok(Ok(false)) => return,
+                Ok(Ok(Claimed::Mine)) => renewed = asked,
+                Ok(Ok(Claimed::Anothers)) => return,
+                // The next look shows who it was: perhaps nobody who wants to lead.
+                Ok(Ok(Claimed::Changed)) => tracing::warn!("somebody else has written to the lease"),
                 Ok(Err(error)) => tracing::warn!(%error, "renewing the lease"),
                 Err(_) => tracing::warn!("renewing the lease timed out"),
             }
@@ -80,8 +82,8 @@ impl Election {
         self.leases.replace(LEASE, &PostParams::default(), &lease).await.map(drop)
     }
 
-    /// Takes or renews the lease if that is allowed now. A conflict with another candidate means: not the leader.
-    async fn try_once(&mut self) -> kube::Result<bool> {
+    /// Takes or renews the lease if that is allowed now.
+    async fn try_once(&mut self) -> kube::Result<Claimed> {
         let found = self.leases.get_opt(LEASE).await?;
         let Some(lease) = found else {
             let lease = Lease {
@@ -91,7 +93,7 @@ impl Election {
             return won(self.leases.create(&PostParams::default(), &lease).await);
         };
         if !self.candidate.may_take(lease.spec.as_ref(), Instant::now()) {
-            return Ok(false);
+            return Ok(Claimed::Anothers);
         }
         let spec = Some(self.candidate.claim(lease.spec.as_ref(), Timestamp::now()));
         won(self.leases.replace(LEASE, &PostParams::default(), &Lease { spec, ..lease }).await)
@@ -143,16 +145,31 @@ impl Candidate {
     }
 }
 
-fn won(written: kube::Result<Lease>) -> kube::Result<bool> {
+/// What came of asking for the lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Claimed {
+    Mine,
+    Anothers,
+    /// Somebody has written to it between the look and the claim.
+    Changed,
+}
+
+fn won(written: kube::Result<Lease>) -> kube::Result<Claimed> {
     match written {
-        Ok(_) => Ok(true),
-        Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
+        Ok(_) => Ok(Claimed::Mine),
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(Claimed::Changed),
         Err(error) => Err(error),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+    use std::sync::{Arc, Mutex};
+
+    use axum::Json;
+    use axum::http::StatusCode;
+
     use super::*;
 
     /// Held by `holder`, renewed at this second of its own clock.
@@ -233,6 +250,57 @@ mod tests {
                 assert_eq!(may, *expected, "{case}, second {second}");
             }
         }
+    }
+
+    /// An API server that has this Lease, keeps nothing, and answers claims with these codes, one after the other, and then takes
+    /// all.
+    async fn api(holder: &str, codes: &[u16]) -> (Api<Lease>, Arc<Mutex<Vec<Instant>>>) {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let asked: Arc<Mutex<Vec<Instant>>> = Arc::default();
+        let lease = Lease {
+            metadata: ObjectMeta { name: Some(LEASE.to_owned()), ..ObjectMeta::default() },
+            spec: Some(held(holder, 0)),
+        };
+        let (times, codes, same) =
+            (asked.clone(), Arc::new(Mutex::new(VecDeque::from(codes.to_vec()))), Json(lease.clone()));
+        let look = move || async move { same };
+        let claim = move || {
+            times.lock().unwrap().push(Instant::now());
+            let code = codes.lock().unwrap().pop_front().unwrap_or(200);
+            let answer = match code {
+                200 => serde_json::to_value(&lease),
+                _ => serde_json::to_value(kube::core::Status::failure("no", "Conflict").with_code(code)),
+            };
+            async move { (StatusCode::from_u16(code).unwrap(), Json(answer.unwrap())) }
+        };
+        let path = format!("/apis/coordination.k8s.io/v1/namespaces/demo/leases/{LEASE}");
+        let server = axum::Router::new().route(&path, axum::routing::get(look).put(claim));
+        tokio::spawn(async move { axum::serve(listener, server).await });
+        let client = Client::try_from(kube::Config::new(url.parse().unwrap())).unwrap();
+        (Api::namespaced(client, "demo"), asked)
+    }
+
+    #[tokio::test]
+    async fn a_lease_that_somebody_writes_to_is_looked_at_once_more() {
+        for (holder, codes, expected) in
+            [("me", &[409][..], &[Claimed::Changed, Claimed::Mine][..]), ("other", &[], &[Claimed::Anothers])]
+        {
+            let (leases, _) = api(holder, codes).await;
+            let mut election = Election { leases, candidate: Candidate { identity: "me".to_owned(), seen: None } };
+            for expected in expected {
+                assert_eq!(election.try_once().await.unwrap(), *expected, "{holder}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn the_time_of_a_leader_counts_from_when_it_asked() {
+        let (leases, asked) = api("me", &[409]).await;
+        let mut election = Election { leases, candidate: Candidate { identity: "me".to_owned(), seen: None } };
+        let since = election.win().await;
+        let asked = asked.lock().unwrap().clone();
+        assert!(asked[0] < since && Some(&since) <= asked.last(), "{since:?} of {asked:?}");
     }
 
     #[test]
