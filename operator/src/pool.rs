@@ -4,6 +4,7 @@
 
 mod apply;
 mod engine;
+mod held_up;
 mod report;
 mod observe;
 mod observed;

@@ -1,6 +1,6 @@
 //! The one reader of a pool's world: the stores, the keys, and each pod's report at most once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use futures::StreamExt;
@@ -12,6 +12,7 @@ use lorafleet_crds::{ServingPool, names};
 use serde_json::Value;
 
 use super::apply::{AppliedMemory, controller};
+use super::held_up::held_up;
 use super::observed::{Answer, ChildSeen, DeploymentSeen, Observed, PodSeen, Trouble};
 use crate::build::{Defaults, Keys};
 use crate::context::{ApiError, Context};
@@ -36,8 +37,12 @@ pub async fn observe(pool: &ServingPool, context: &Context) -> Result<Seen, ApiE
     let (keys_exist, keys_lack) = (keys.is_some(), keys.as_ref().and_then(|keys| keys.as_ref().err().cloned()));
     let keys = keys.and_then(Result::ok);
     let pods_there = pods_of(pool, context);
-    let gateway_trouble = gateway_trouble(&pods_there.gateway);
-    let pods = pods(pool, pods_there.engine, context, keys.as_ref()).await;
+    let held_up = held_up(&pods_there.engine, &pods_there.gateway, base.as_deref(), context).await;
+    let gateway_trouble = gateway_trouble(&pods_there.gateway, &held_up);
+    let mut pods = pods(pool, pods_there.engine, context, keys.as_ref()).await;
+    for pod in &mut pods {
+        pod.trouble = pod.trouble.take().or_else(|| held_up.get(&pod.name).cloned());
+    }
     let progress = |name: String| {
         let deployment = stores.deployments.get(&ObjectRef::new(&name).within(&namespace));
         deployment.map(|deployment| progress(&deployment)).unwrap_or_default()
@@ -146,11 +151,14 @@ fn belongs(pod: &Pod, pool: &str, component: &str) -> bool {
 }
 
 /// Of the first gateway pod that does not run, by name.
-fn gateway_trouble(pods: &[Arc<Pod>]) -> Option<String> {
+fn gateway_trouble(pods: &[Arc<Pod>], held_up: &HashMap<String, Trouble>) -> Option<String> {
     let mut pods: Vec<PodSeen> = pods.iter().map(|pod| pod_seen(pod)).collect();
     pods.sort_by(|a, b| a.name.cmp(&b.name));
     let pods = pods.into_iter().filter(|pod| !pod.takes_traffic() && !pod.deleting);
-    let mut troubles = pods.filter_map(|pod| Some((pod.name, pod.trouble?)));
+    let mut troubles = pods.filter_map(|pod| {
+        let trouble = pod.trouble.or_else(|| held_up.get(&pod.name).cloned())?;
+        Some((pod.name, trouble))
+    });
     troubles.next().map(|(pod, Trouble { reason, message })| format!("pod {pod}: {reason}: {message}"))
 }
 
@@ -181,16 +189,24 @@ fn pod_seen(pod: &Pod) -> PodSeen {
         name: pod.name_any(),
         ready,
         deleting: pod.metadata.deletion_timestamp.is_some(),
+        starting: status.and_then(|status| status.container_statuses.as_ref()).into_iter().flatten().any(starts),
         trouble: trouble(pod),
         address: status.and_then(|status| status.pod_ip.clone()).filter(|address| !address.is_empty()),
         answer: Answer::NotAsked,
     }
 }
 
+/// It runs, and its first probe has not gone well yet.
+fn starts(container: &ContainerStatus) -> bool {
+    container.started != Some(true) && container.state.as_ref().is_some_and(|state| state.running.is_some())
+}
+
 /// Why the pod does not run, in Kubernetes' words and the container's own last ones.
 fn trouble(pod: &Pod) -> Option<Trouble> {
     let status = pod.status.as_ref()?;
-    let states = status.container_statuses.iter().flatten().filter_map(container_trouble);
+    // Containers that others have put before ours end well, or go on beside them.
+    let before = status.init_container_statuses.iter().flatten().filter(|container| !container.ready);
+    let states = before.chain(status.container_statuses.iter().flatten()).filter_map(container_trouble);
     let scheduling = status
         .conditions
         .iter()

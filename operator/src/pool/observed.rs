@@ -51,6 +51,9 @@ pub struct PodSeen {
     pub ready: bool,
     #[serde(default)]
     pub deleting: bool,
+    /// Its engine runs and does not answer Kubernetes yet.
+    #[serde(default)]
+    pub starting: bool,
     /// Why it does not run, as Kubernetes says it.
     #[serde(default)]
     pub trouble: Option<Trouble>,

@@ -6,6 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use lorafleet_crds::condition::{Cause, ConditionStatus, ConditionType, find, is_true};
+use lorafleet_crds::wire::AdapterState;
 use lorafleet_crds::{AdapterCounts, LoraAdapterStatus, ServingPoolStatus, names};
 
 use super::apply::Applied;
@@ -28,7 +29,8 @@ pub enum Pace {
 pub fn status(observed: &Observed, plan: &Plan, applied: &Applied, now: Timestamp) -> (ServingPoolStatus, Pace) {
     let (stated, pace) = stated(observed, plan, applied);
     let old = observed.pool.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    let pace = if pace == Pace::Busy && lasts(old, &stated, now) { Pace::Failing } else { pace };
+    let rests = pace == Pace::Busy && lasts(old, &stated, now) && !engines_alone_tell(observed, plan);
+    let pace = if rests { Pace::Failing } else { pace };
     let generation = observed.pool.metadata.generation;
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let status = ServingPoolStatus {
@@ -52,6 +54,16 @@ fn lasts(old: &[Condition], stated: &[Stated], now: Timestamp) -> bool {
     let waits = |stated: &Stated| stated.type_ == ConditionType::Ready && start.contains(&stated.reason);
     let since = find(old, ConditionType::Ready).filter(|ready| ready.status == "False");
     stated.iter().any(waits) && since.is_some_and(|ready| now.duration_since(ready.last_transition_time.0) > SOON)
+}
+
+/// Whether something is under way that only asking shows: an engine starts, or loads what it was told to hold.
+fn engines_alone_tell(observed: &Observed, plan: &Plan) -> bool {
+    let loads = |pod: &PodSeen| {
+        let adapters = pod.report().map(|report| report.adapters.as_slice()).unwrap_or_default();
+        adapters.iter().any(|adapter| adapter.state == AdapterState::Loading)
+    };
+    let told = plan.pods.iter().any(|step| matches!(step.action, PodAction::Put { .. }));
+    told || observed.pods.iter().any(|pod| !pod.deleting && (pod.starting || loads(pod)))
 }
 
 /// Pods that take traffic and serve the right base, as far as they can be asked.
@@ -288,4 +300,67 @@ fn pods_not_ready(observed: &Observed, plan: &Plan, cause: Cause, message: Strin
 fn gateways_not_ready(observed: &Observed, message: String) -> Reasoned {
     let trouble = observed.gateway.trouble.as_ref().map(|trouble| format!("; {trouble}")).unwrap_or_default();
     Reasoned::new(Cause::GatewayNotReady, message + &trouble)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::plan::plan;
+    use super::*;
+
+    const NOW_S: i64 = 1_900_000_000;
+
+    /// A pool whose first pod serves and reports this, and whose `Ready` has been false for so long.
+    fn observed(revision: &str, adapters: Value, other: Value, for_s: i64) -> Observed {
+        let mut world: Value = serde_norway::from_str(include_str!("../tests/pool/world.yaml")).unwrap();
+        let report = json!({
+            "bootId": "boot", "generation": 1, "revision": revision, "ready": true, "draining": false, "role": "shared",
+            "base": { "name": "smollm2", "digest": world["base"]["status"]["digest"], "maxModelTokens": 1 },
+            "budgets": lorafleet_crds::wire::Budgets::default(), "load": lorafleet_crds::wire::Load::default(),
+            "adapters": adapters, "aliases": {},
+        });
+        let served = json!({ "name": "p0", "ready": true, "address": "10.0.0.1", "answer": { "report": report } });
+        let since = Timestamp::from_second(NOW_S - for_s).unwrap().to_string();
+        let ready = json!({
+            "type": "Ready", "status": "False", "reason": "PodsNotReady", "message": "", "lastTransitionTime": since,
+        });
+        world["pool"]["status"] = json!({ "conditions": [ready] });
+        world["keysExist"] = json!(true);
+        world["pods"] = json!([served, other]);
+        world["gateway"] = json!({ "observed": true, "pods": 1, "updated": 1, "ready": 1 });
+        serde_json::from_value(world).unwrap()
+    }
+
+    fn pace(observed: &Observed) -> Pace {
+        status(observed, &plan(observed), &Applied::default(), Timestamp::from_second(NOW_S).unwrap()).1
+    }
+
+    #[test]
+    fn what_kubernetes_tells_of_is_not_asked_for_twice_a_second_for_ever() {
+        let told = observed("other", json!([]), json!({ "name": "p1" }), 0);
+        let PodAction::Put { placement, .. } = &plan(&told).pods[0].action else { panic!("it is told nothing") };
+        let trouble = json!({ "reason": "ErrImagePull" });
+        let loading = json!([{
+            "name": "a", "digest": told.base.as_ref().unwrap().status.as_ref().unwrap().digest, "state": "Loading",
+            "tier": "Source", "pinned": true, "rank": 0, "bytes": 0, "leases": 0, "waiting": 0, "loads": 0, "evictions": 0,
+        }]);
+        let (knows, none) = (placement.revision.as_str(), json!([]));
+        for (revision, adapters, other, for_s, expected) in [
+            (knows, &none, json!({ "trouble": trouble }), 60, Pace::Busy),
+            (knows, &none, json!({ "trouble": trouble }), 61, Pace::Failing),
+            (knows, &none, json!({}), 61, Pace::Failing),
+            // Whether an engine has started, has heard and has loaded is told by itself alone.
+            (knows, &none, json!({ "starting": true }), 86_400, Pace::Busy),
+            (knows, &none, json!({ "starting": true, "trouble": trouble }), 86_400, Pace::Busy),
+            (knows, &none, json!({ "starting": true, "deleting": true }), 86_400, Pace::Failing),
+            ("other", &none, json!({ "trouble": trouble }), 86_400, Pace::Busy),
+            (knows, &loading, json!({ "trouble": trouble }), 86_400, Pace::Busy),
+        ] {
+            let mut other = other;
+            other["name"] = json!("p1");
+            let case = format!("{revision} {adapters} {other} {for_s}");
+            assert_eq!(pace(&observed(revision, adapters.clone(), other, for_s)), expected, "{case}");
+        }
+    }
 }

@@ -507,6 +507,7 @@ impl World {
             name: format!("p{index}"),
             ready: self.ready(index),
             deleting: false,
+            starting: false,
             trouble: None,
             address: Some("10.0.0.1".to_owned()),
             answer: match self.pods[index].up {
