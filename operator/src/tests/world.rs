@@ -8,14 +8,15 @@ use kube::ResourceExt;
 use lorafleet_artifact::{Digest, Traits};
 use lorafleet_crds::wire::{AdapterReport, AdapterState, BaseReport, Budgets, Load, Placement, Report, Role, Tier};
 use lorafleet_crds::{BaseModel, LoraAdapter, NameClaim, PoolPlacement, ServingPool, SourceFile};
-use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::api;
+use super::event::Event;
 use crate::build::Defaults;
 use crate::conditions::conditions;
 use crate::intake::{self, Facts, Outcome, PoolSeen};
 use crate::job::{Fault, FaultKind, JobState};
+use crate::owned::says;
 use crate::pool::{self, Answer, AppliedOnce, ChildSeen, DeploymentSeen, PodAction, PodSeen, Step};
 use crate::recheck::{Look, Recheck, listing};
 use crate::settings::Limits;
@@ -81,6 +82,8 @@ pub(super) struct World {
     pub(super) base: BaseModel,
     pub(super) pool: ServingPool,
     pub(super) adapters: BTreeMap<String, LoraAdapter>,
+    /// For how many events the operator's watch of the adapters stays behind, and what it shows until then.
+    pub(super) late: Option<(u8, BTreeMap<String, LoraAdapter>)>,
     pub(super) contents: BTreeMap<String, Content>,
     pub(super) pods: Vec<Pod>,
     pub(super) keys: bool,
@@ -101,55 +104,6 @@ pub(super) struct World {
     pub(super) writes: u32,
     /// Reads of whole sources that were asked for.
     pub(super) reads_planned: u32,
-}
-
-#[derive(Clone, Debug)]
-pub(super) enum Event {
-    Intake(u8),
-    /// It is time to look at a source again.
-    LookIsDue(u8),
-    LookEnds(u8),
-    /// A pass that dies after so many writes.
-    Pool(Option<u8>),
-    JobEnds(u8),
-    Arrives(u8),
-    EngineRestarts(u8),
-    EngineDown(u8),
-    OperatorDies,
-    Replace(u8, bool),
-    ResolveAgain(u8),
-    Delete(u8),
-    Create(u8),
-    Store(bool),
-    MaxRank(u8),
-    RequireBaseDigest(bool),
-    /// The base is resolved anew, and is another one.
-    BaseMoves,
-    /// Somebody else writes into a status: a condition of his own, or a pool that is none.
-    Others(u8, bool),
-}
-
-pub(super) fn event() -> impl Strategy<Value = Event> {
-    prop_oneof![
-        6 => any::<u8>().prop_map(Event::Intake),
-        3 => any::<u8>().prop_map(Event::LookIsDue),
-        3 => any::<u8>().prop_map(Event::LookEnds),
-        6 => prop::option::of(0..4_u8).prop_map(Event::Pool),
-        4 => any::<u8>().prop_map(Event::JobEnds),
-        4 => any::<u8>().prop_map(Event::Arrives),
-        1 => any::<u8>().prop_map(Event::EngineRestarts),
-        1 => any::<u8>().prop_map(Event::EngineDown),
-        1 => Just(Event::OperatorDies),
-        2 => (any::<u8>(), any::<bool>()).prop_map(|(adapter, good)| Event::Replace(adapter, good)),
-        2 => any::<u8>().prop_map(Event::ResolveAgain),
-        1 => any::<u8>().prop_map(Event::Delete),
-        1 => any::<u8>().prop_map(Event::Create),
-        1 => any::<bool>().prop_map(Event::Store),
-        1 => (2..12_u8).prop_map(Event::MaxRank),
-        1 => any::<bool>().prop_map(Event::RequireBaseDigest),
-        1 => Just(Event::BaseMoves),
-        1 => (any::<u8>(), any::<bool>()).prop_map(|(adapter, condition)| Event::Others(adapter, condition)),
-    ]
 }
 
 /// What a second writer adds to a status.
@@ -221,6 +175,7 @@ impl World {
             base,
             pool,
             adapters: BTreeMap::new(),
+            late: None,
             contents: BTreeMap::new(),
             pods: vec![pod(), pod()],
             keys: false,
@@ -264,9 +219,45 @@ impl World {
         (count > 0).then(|| self.adapters.keys().nth(usize::from(index) % count).cloned()).flatten()
     }
 
+    /// The adapters as the operator's watch shows them.
+    pub(super) fn watched(&self) -> &BTreeMap<String, LoraAdapter> {
+        self.late.as_ref().map_or(&self.adapters, |(_, before)| before)
+    }
+
+    /// Those that want the same name, as far as the operator knows.
+    pub(super) fn rivals(&self, adapter: &LoraAdapter) -> Vec<NameClaim> {
+        let name = adapter.served_name();
+        let others = self.watched().values().filter(|other| other.uid() != adapter.uid());
+        others.filter(|other| other.served_name() == name).map(|other| other.claim(name)).collect()
+    }
+
     pub(super) fn happen(&mut self, event: &Event) {
+        self.one(event);
+        self.late = match (event, self.late.take()) {
+            (Event::Lag(0), _) => None,
+            (Event::Lag(events), Some((_, before))) => Some((*events, before)),
+            (Event::Lag(events), None) => Some((*events, self.adapters.clone())),
+            (_, late) => late.filter(|(left, _)| *left > 1).map(|(left, before)| (left - 1, before)),
+        };
+    }
+
+    fn one(&mut self, event: &Event) {
         self.now_s += 1;
         match event {
+            Event::Lag(_) => {}
+            Event::Rename(index, to) => {
+                let names = [None, Some("x"), Some("y")];
+                if let Some(adapter) = self.pick(*index).and_then(|name| self.adapters.get_mut(&name)) {
+                    adapter.spec.served_name = names[usize::from(*to)].map(|name| name.parse().unwrap());
+                }
+            }
+            Event::Claim(index, claim) => {
+                let Some(name) = self.pick(*index) else { return };
+                let claims = [None, Some(self.contents[&name].digest()), Some(Digest::from_bytes([0xdd; 32]))];
+                let spec = &mut self.adapters.get_mut(&name).unwrap().spec;
+                // What follows its source claims nothing.
+                spec.digest = claims[usize::from(*claim)].filter(|_| !spec.source.follow);
+            }
             Event::Intake(index) => self.pick(*index).into_iter().for_each(|name| self.intake(&name, false)),
             Event::LookIsDue(index) => self.pick(*index).into_iter().for_each(|name| self.intake(&name, true)),
             Event::LookEnds(index) => self.pick(*index).into_iter().for_each(|name| self.look_ends(&name)),
@@ -335,9 +326,9 @@ impl World {
     }
 
     pub(super) fn intake(&mut self, name: &str, look_is_due: bool) {
-        let adapter = self.adapters[name].clone();
+        let Some(adapter) = self.watched().get(name).cloned() else { return };
         let uid = adapter.uid().unwrap();
-        let rivals: Vec<NameClaim> = Vec::new();
+        let rivals = self.rivals(&adapter);
         let gate = intake::gate(&adapter, Some(&self.base), &rivals, &[]);
         let fingerprint = gate.map(|gate| gate.order.fingerprint).unwrap_or_default();
         let job = match self.jobs.get(&uid) {
@@ -374,13 +365,18 @@ impl World {
         }
         self.reads_planned += u32::from(plan.read.is_some());
         let Some(mut status) = plan.status else { return self.check_told(name, &adapter.status.unwrap_or_default()) };
-        self.check_revisions(name, &status);
+        self.check_revisions(&adapter, name, &status);
         let old = adapter.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
         status.observed_generation = Some(1);
         status.conditions = conditions(&old, &plan.stated, Some(1), Timestamp::from_second(self.now_s).unwrap());
+        if says(adapter.status.as_ref(), &status) {
+            return;
+        }
         let owned = self.owned.entry(adapter.uid().unwrap()).or_default();
-        let (left, writes) = api::write(adapter.status.as_ref(), owned, &status);
-        self.adapters.get_mut(name).unwrap().status = left;
+        // Refused if it is another object by now.
+        let Some(truth) = self.adapters.get_mut(name).filter(|truth| truth.uid() == adapter.uid()) else { return };
+        let (left, writes) = api::write(truth.status.as_ref(), owned, &status);
+        truth.status = left;
         self.writes += writes;
     }
 
@@ -523,7 +519,7 @@ impl World {
         pool::Observed {
             pool: self.pool.clone(),
             base: Some(self.base.clone()),
-            adapters: self.adapters.values().cloned().collect(),
+            adapters: self.watched().values().cloned().collect(),
             pods: (0..self.pods.len()).map(pod).collect(),
             children: self.children.iter().map(child).collect(),
             keys_exist: self.keys,
