@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use lorafleet_source::Progress;
-use tokio::sync::Semaphore;
+use tokio::sync::{AcquireError, Semaphore, SemaphorePermit};
 use tokio::task::AbortHandle;
 
 use crate::settings::Limits;
@@ -104,9 +104,13 @@ pub struct Lane {
     pub door: String,
 }
 
+/// A place in one queue.
+type Acquired<'a> = Result<SemaphorePermit<'a>, AcquireError>;
+
 /// How much is read at the same time: so many sources in all, two of each namespace, and one of each store that a namespace
-/// names. So a store that is away holds up nobody who waits for another one. A turn is short: who has not ended by then goes to the end of the queue and takes his work up again at his next turn, so that nobody waits longer
-/// for a turn than the others' turns last, whatever their sources do. Who has not got far enough in a turn is given up.
+/// names. So a store that is away holds up nobody who waits for another one. A turn is short: who has not ended by then goes to
+/// the end of these queues and takes his work up again at his next turn, so that nobody waits longer for a turn than the others'
+/// turns last, whatever their sources do. Who has not got far enough in a turn is given up.
 pub struct Turns {
     all: Semaphore,
     lanes: Mutex<HashMap<String, Arc<Semaphore>>>,
@@ -143,10 +147,7 @@ impl Turns {
                 |name: String, most| lanes.entry(name).or_insert_with(|| Arc::new(Semaphore::new(most))).clone();
             (lane(format!("{namespace}/{door}"), 1), lane(namespace.clone(), OF_NAMESPACE_MAX))
         };
-        // The semaphores are never closed. Who waits for a store takes no place of the namespace's.
-        let _door = door.acquire().await;
-        let _own = namespace.acquire().await;
-        let mut turn = self.all.acquire().await;
+        let mut turn = self.turn(&door, &namespace).await;
         let mut work = work().boxed();
         loop {
             let (before, _) = progress.bytes();
@@ -160,8 +161,14 @@ impl Turns {
                 return Err(Fault { kind: FaultKind::Unavailable, message });
             }
             drop(turn);
-            turn = self.all.acquire().await;
+            turn = self.turn(&door, &namespace).await;
         }
+    }
+
+    /// The next turn, in all three queues. The semaphores are never closed. Who waits for a store takes no place of the
+    /// namespace's, and who waits there none of all.
+    async fn turn<'a>(&'a self, door: &'a Semaphore, namespace: &'a Semaphore) -> [Acquired<'a>; 3] {
+        [door.acquire().await, namespace.acquire().await, self.all.acquire().await]
     }
 }
 
@@ -440,22 +447,24 @@ mod tests {
 
     #[tokio::test]
     async fn long_reads_make_room_and_go_on() {
-        let jobs = Jobs::new(turns(1));
-        let progress = Arc::new(Progress::default());
-        let reading = progress.clone();
-        let (tell, mut long) = at_the_end();
-        jobs.start(lane("a"), "long", "1", progress, tell, || async move {
-            for _ in 0..60 {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-                reading.add(1000);
-            }
-            Ok(1)
-        });
-        start(&jobs, "b", "short", "1", async { Ok(2) }).await.unwrap();
-        assert_eq!(jobs.state("long", "1"), JobState::Running);
-        assert!(long.try_recv().is_err());
-        long.await.unwrap();
-        assert_eq!(jobs.state("long", "1"), JobState::Done(1));
+        for other in ["a", "a/other", "b"] {
+            // However slowly it comes.
+            let limits =
+                Limits { read_turn: Duration::from_millis(20), read_bytes_per_second_min: 0, ..Limits::DEFAULT };
+            let jobs = Jobs::new(Arc::new(Turns::new(1, &limits)));
+            let (go, gone) = oneshot::channel::<()>();
+            let long = start(&jobs, "a", "long", "1", async {
+                let _ = gone.await;
+                Ok(1)
+            });
+            let short = start(&jobs, other, "short", "1", async { Ok(2) });
+            // Else it would wait for ever.
+            tokio::time::timeout(Duration::from_secs(300), short).await.unwrap().unwrap();
+            assert_eq!(jobs.state("long", "1"), JobState::Running, "{other}");
+            go.send(()).unwrap();
+            long.await.unwrap();
+            assert_eq!(jobs.state("long", "1"), JobState::Done(1), "{other}");
+        }
     }
 
     #[tokio::test]

@@ -180,7 +180,9 @@ pub async fn open(door: &Door, context: &Context) -> Result<Sources, Fault> {
         Some(name) => credentials(&door.namespace, name, context).await?,
     };
     let access = Access { prefix, endpoint: door.endpoint.clone(), region: door.region.clone(), credentials };
-    Ok(Sources::new([access], ReadLimits::default()))
+    // Between two turns a read rests, and its time is no fault of the store's: its pace is held in each turn instead.
+    let limits = ReadLimits { bytes_per_second_min: 0, interruptions: u32::MAX, ..ReadLimits::default() };
+    Ok(Sources::new([access], limits))
 }
 
 async fn credentials(namespace: &str, name: &str, context: &Context) -> Result<Credentials, Fault> {
