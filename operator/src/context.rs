@@ -227,7 +227,7 @@ impl Context {
             let event = Event {
                 type_: if good || passes_by_itself(&condition.reason) { EventType::Normal } else { EventType::Warning },
                 reason: if good { condition.type_.clone() } else { condition.reason.clone() },
-                note: Some(condition.message.chars().take(1000).collect()).filter(|note: &String| !note.is_empty()),
+                note: Some(note(&condition.message).to_owned()).filter(|note| !note.is_empty()),
                 action: "Reconcile".to_owned(),
                 secondary: None,
             };
@@ -266,6 +266,11 @@ impl Context {
         self.metrics.reconciles.with_label_values(&[controller, word]).inc();
         self.metrics.reconcile_seconds.with_label_values(&[controller]).observe(started.elapsed().as_secs_f64());
     }
+}
+
+/// As much of a message as the note of an Event may have, which is counted in bytes.
+fn note(message: &str) -> &str {
+    message.get(..message.floor_char_boundary(1024)).unwrap_or_default()
 }
 
 /// `Ready` repeats whatever is in the way; of the others only what was reached is worth a word.
@@ -316,5 +321,18 @@ impl Sightings {
     /// Forgets pools that are gone.
     pub fn retain(&self, alive: impl Fn(&str) -> bool) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|uid, _| alive(uid));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_is_cut_where_a_character_ends() {
+        for (message, bytes) in [("too long".to_owned(), 8), ("a".repeat(2000), 1024), ("\u{20ac}".repeat(2000), 1023)]
+        {
+            assert_eq!(note(&message).len(), bytes);
+        }
     }
 }
