@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use lorafleet_artifact::Digest;
-use lorafleet_crds::wire::{AdapterReport, AdapterState, Budgets, Floor, Load, Tier};
+use lorafleet_crds::wire::{AdapterReport, AdapterState, Budgets, Load, Tier};
 use sha2::{Digest as _, Sha256};
 
 use crate::fleet::{Catalog, Placed};
@@ -77,7 +77,7 @@ fn row(digest: &Digest, placed: &Placed, snapshot: &Snapshot, now: Instant, leav
         name: placed.name.clone(),
         namespace: placed.namespace.clone(),
         digest: *digest,
-        state: state(facts, leaving),
+        state: state(facts, now, leaving),
         tier: facts.map_or(Tier::Source, |facts| facts.tier),
         pinned: placed.pinned,
         rank: facts.map_or(0, |facts| facts.rank),
@@ -90,18 +90,15 @@ fn row(digest: &Digest, placed: &Placed, snapshot: &Snapshot, now: Instant, leav
         loads: facts.map_or(0, |facts| facts.loads),
         evictions: facts.map_or(0, |facts| facts.evictions),
         last_error: facts
-            .and_then(|facts| facts.failure.as_ref().or(facts.note.as_ref()))
+            .and_then(|facts| facts.failure.as_ref().map(|(refusal, _)| refusal).or(facts.note.as_ref()))
             .map(|refusal| refusal.body()),
     }
 }
 
-fn state(facts: Option<&Facts>, leaving: bool) -> AdapterState {
+fn state(facts: Option<&Facts>, now: Instant, leaving: bool) -> AdapterState {
     match facts {
         _ if leaving => AdapterState::Draining,
         None => AdapterState::Loading,
-        // A copy that is here serves, whatever its last fetch or its floor ran into.
-        Some(facts) if facts.failure.is_some() && facts.tier < Tier::Host => AdapterState::Failed,
-        Some(facts) if !facts.settled() || (facts.floor > Floor::None && facts.fetching) => AdapterState::Loading,
-        Some(_) => AdapterState::Ready,
+        Some(facts) => facts.state(now),
     }
 }

@@ -135,6 +135,7 @@ impl Residency {
             host: None,
             fetching: false,
             device: None,
+            was_on_device: false,
             on_disk,
             store: enrolment.store(),
             users: Arc::new(()),
@@ -214,7 +215,11 @@ impl Residency {
             return Some(Refusal::new(404, "ModelNotFound", format!("no adapter {digest} is enrolled")));
         };
         let failure = entry.failure.as_ref()?;
-        (failure.retry_at > now).then(|| failure.refusal.clone())
+        let left = failure.retry_at.checked_duration_since(now).filter(|left| !left.is_zero())?;
+        let seconds = u32::try_from(left.as_millis().div_ceil(1000)).unwrap_or(u32::MAX);
+        // Who may come back is told when that is of use.
+        let retry_after_seconds = failure.refusal.retry_after_seconds.map(|_| seconds);
+        Some(Refusal { retry_after_seconds, ..failure.refusal.clone() })
     }
 
     pub fn enrolment(&self, digest: &Digest) -> Option<&Enrolment> {

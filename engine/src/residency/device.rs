@@ -104,11 +104,13 @@ impl Residency {
         let part = device.written..device.written + pages.min(device.pages_left());
         let adapter = device.from.clone()?;
         device.written = part.end;
+        let upload = Upload { resident: device.resident, adapter, pages: device.pages.clone(), part };
         if device.pages_left() == 0 {
             device.from = None;
+            entry.was_on_device = true;
             self.uploading.remove(digest);
         }
-        Some(Upload { resident: device.resident, adapter, pages: device.pages.clone(), part })
+        Some(upload)
     }
 
     /// Takes back a device copy that is not there.

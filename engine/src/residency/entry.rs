@@ -45,6 +45,8 @@ pub(super) struct Entry {
     /// A fetch is under way. Its copy may have come from elsewhere meanwhile, and may have been let go again.
     pub(super) fetching: bool,
     pub(super) device: Option<Device>,
+    /// It has been there whole, once in this process.
+    pub(super) was_on_device: bool,
     pub(super) on_disk: bool,
     /// Where a fetch that finds no copy on disk begins.
     pub(super) store: Store,
