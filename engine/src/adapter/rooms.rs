@@ -7,12 +7,13 @@ use lorafleet_artifact::{Scheme, SourceUri};
 use lorafleet_listen::{Room, Share};
 
 /// A room for what comes from this machine's disks, which comes at once and waits for no slow store; and one for all
-/// stores, of which each may have half: whoever drips leaves the other half to others.
+/// stores, of which each may have three quarters: whoever drips leaves the rest to others. One load counts as three
+/// quarters of its store's part at most, so that small ones of the same store go on beside it.
 #[derive(Debug)]
 pub struct Rooms {
     here: Room,
     away: Room,
-    half_bytes: u64,
+    part_bytes: u64,
     /// By scheme and host or bucket: no more than the allowed sources name.
     stores: Mutex<BTreeMap<(Scheme, String), Room>>,
 }
@@ -27,7 +28,12 @@ pub struct Held {
 impl Rooms {
     /// What is larger than `bytes` waits until it is alone.
     pub fn new(bytes: u64) -> Self {
-        Self { here: Room::new(bytes), away: Room::new(bytes), half_bytes: bytes / 2, stores: Mutex::default() }
+        Self {
+            here: Room::new(bytes),
+            away: Room::new(bytes),
+            part_bytes: three_quarters(bytes),
+            stores: Mutex::default(),
+        }
     }
 
     /// For a copy on this machine's disks.
@@ -40,15 +46,19 @@ impl Rooms {
         if uri.scheme() == Scheme::File {
             return self.here(bytes).await;
         }
-        let of_store = self.store(uri).take(bytes).await;
+        let of_store = self.store(uri).take(bytes.min(three_quarters(self.part_bytes))).await;
         Held { _of_store: Some(of_store), _of_all: self.away.take(bytes).await }
     }
 
     fn store(&self, uri: &SourceUri) -> Room {
         let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
-        let half = || Room::new(self.half_bytes);
-        stores.entry((uri.scheme(), uri.authority().to_owned())).or_insert_with(half).clone()
+        let part = || Room::new(self.part_bytes);
+        stores.entry((uri.scheme(), uri.authority().to_owned())).or_insert_with(part).clone()
     }
+}
+
+fn three_quarters(bytes: u64) -> u64 {
+    bytes - bytes / 4
 }
 
 #[cfg(test)]
@@ -58,19 +68,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_store_leaves_half_to_others_and_files_wait_for_none() {
+    fn a_store_leaves_room_to_others_and_files_wait_for_none() {
         let rooms = Rooms::new(100 << 10);
         let uri = |text: &str| text.parse::<SourceUri>().unwrap();
         let now = |from: &str, kib: u64| rooms.of(&uri(from), kib << 10).now_or_never();
-        let slow = [now("s3://slow/a", 30).unwrap(), now("s3://slow/b", 20).unwrap()];
-        assert!(now("s3://slow/c", 1).is_none(), "it has its half");
-        let other = now("s3://other/a", 50).unwrap();
+        let slow = [now("s3://slow/a", 30).unwrap(), now("s3://slow/b", 30).unwrap()];
+        assert!(now("s3://slow/c", 20).is_none(), "it has its part");
+        let other = now("s3://other/a", 40).unwrap();
         assert!(now("s3://third/a", 1).is_none(), "all is taken");
         assert!(now("/adapters/a", 100).is_some() && rooms.here(100 << 10).now_or_never().is_some());
         drop(slow);
-        // More than half, and alone: all that there is of its half.
-        assert!(now("s3://slow/c", 60).is_none(), "others hold the rest");
+        assert!(now("s3://slow/c", 61).is_none(), "others hold the rest");
         drop(other);
+        // A large one, and small ones of the same store and of others beside it.
+        let large = now("s3://slow/c", 90).unwrap();
+        assert!(now("s3://slow/a", 10).is_some() && now("s3://other/a", 10).is_some());
+        drop(large);
         assert!(now("s3://slow/c", 100).is_some());
     }
 }
