@@ -1,7 +1,7 @@
 //! The process: from a configuration to a server that listens, and back down again.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -10,13 +10,16 @@ use lorafleet_crds::wire::{LoadRequest, Tier};
 use lorafleet_listen::{Bounds, End, Room, Told};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::base::{self, LoadedBase};
 use crate::config::Config;
 use crate::engine::{COMMANDS_MAX, Engine};
 use crate::fleet::{Fleet, Load, Mode};
-use crate::http::{App, Base, Keys, router};
+use crate::flights::unbroken;
+use crate::http::{App, Base, Keys, OpenRequests, router};
 use crate::limits::Limits;
 use crate::loader::AdapterLoader;
 use crate::metrics::Meter;
@@ -26,7 +29,7 @@ use crate::snapshot::Snapshot;
 use crate::state::State;
 use crate::step::{Command, Fetch, Stepper};
 
-/// After the last answer, open connections get this long to end.
+/// Open connections get this long to end, however little of the time to drain is left.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Serves until SIGTERM or SIGINT, then drains; a second one ends it at once.
@@ -92,17 +95,18 @@ pub async fn serve_base(
     let serving = lorafleet_listen::serve(listener, router(app.clone()), bounds, |_| (), stop.clone());
     let mut server = tokio::spawn(serving);
     let end = tokio::select! {
-        ended = &mut server => { ended?; End::Drained }
-        end = drain_when_told(&app, told) => end,
+        end = drain_when_told(&app, told, &stop, &mut server) => end?,
         refused = first_adapters => return Err(refused),
-        // Nothing could be answered any more: whoever started the process shall start it again.
-        _ = died => bail!("the step thread has ended"),
+        // Nothing could be computed any more: whoever started the process shall start it again. Who waits is told so.
+        _ = died => {
+            stop.cancel();
+            let _ = timeout(CLOSE_TIME_MAX, server).await;
+            bail!("the step thread has ended");
+        }
     };
     if end != End::Drained {
         return Ok(end);
     }
-    stop.cancel();
-    let _ = tokio::time::timeout(CLOSE_TIME_MAX, server).await;
     // The thread may have ended by itself, with its end of the channel.
     let _ = commands.try_send(Command::Stop);
     let _ = tokio::task::spawn_blocking(move || thread.join()).await;
@@ -110,28 +114,42 @@ pub async fn serve_base(
     Ok(end)
 }
 
-/// Waits to be told to end, and then until nothing runs any more, the time is over, or it is told again.
-async fn drain_when_told(app: &App, mut told: Told) -> End {
-    let heard = told.next().await;
-    app.draining.store(true, Ordering::Release);
-    let engine = app.fleet.engine();
-    let most = engine.limits.drain_max;
-    tracing::info!(signal = heard.name(), open = engine.queue.taken(), seconds_max = most.as_secs(), "draining");
-    let idle = async {
-        while engine.queue.taken() > 0 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
+/// Waits to be told to end; then until all who were let in have their answers, the time is over, or it is told again.
+async fn drain_when_told(
+    app: &App,
+    mut told: Told,
+    stop: &CancellationToken,
+    server: &mut JoinHandle<()>,
+) -> anyhow::Result<End> {
+    let heard = tokio::select! {
+        heard = told.next() => heard,
+        ended = &mut *server => {
+            ended?;
+            return Ok(End::Drained);
+        }
+    };
+    app.requests.close();
+    let most = app.fleet.engine().limits.drain_max;
+    let until = tokio::time::Instant::now() + most;
+    tracing::info!(signal = heard.name(), open = app.requests.count(), seconds_max = most.as_secs(), "draining");
+    let ended = async {
+        // Meanwhile others are still told to go elsewhere.
+        let answered = timeout_at(until, app.requests.ended()).await.is_ok();
+        if !answered {
+            tracing::warn!(open = app.requests.count(), "the time to drain is over; what runs is cut off");
+        }
+        stop.cancel();
+        // What has been computed may still be on its way to those who read slowly.
+        let closed = timeout_at(until.max(tokio::time::Instant::now() + CLOSE_TIME_MAX), server).await.is_ok();
+        if answered && !closed {
+            tracing::warn!("the time to drain is over; connections that are still open are cut off");
         }
     };
     tokio::select! {
-        drained = tokio::time::timeout(most, idle) => {
-            if drained.is_err() {
-                tracing::warn!(open = engine.queue.taken(), "the time to drain is over; what runs is cut off");
-            }
-            End::Drained
-        }
+        () = ended => Ok(End::Drained),
         heard = told.next() => {
-            tracing::warn!(signal = heard.name(), open = engine.queue.taken(), "told again; what runs is cut off");
-            End::CutOff(heard)
+            tracing::warn!(signal = heard.name(), open = app.requests.count(), "told again; what runs is cut off");
+            Ok(End::CutOff(heard))
         }
     }
 }
@@ -184,7 +202,7 @@ fn assemble(config: &Config, base: LoadedBase, keys: Keys) -> anyhow::Result<(Ar
         },
         keys,
         meter,
-        draining: AtomicBool::new(false),
+        requests: OpenRequests::default(),
         bodies,
         placements,
         orders,
@@ -256,7 +274,8 @@ impl Fetch for Fetcher {
         let commands = self.commands.clone();
         self.runtime.spawn(async move {
             let begun = Instant::now();
-            let result = load_from_any(&*loader, &wanted).await;
+            // Whoever waits for it must hear of its end, whatever the end.
+            let result = unbroken(load_from_any(&*loader, &wanted)).await;
             let took = begun.elapsed();
             // The channel may be full for as long as a step takes; this result must not be lost.
             let send = move || drop(commands.send(Command::Fetched(wanted, result, took)));
@@ -283,6 +302,41 @@ mod tests {
     use lorafleet_backend::batch::PageBudget;
 
     use super::*;
+    use crate::fleet::Loading;
+
+    struct Broken;
+
+    impl Load for Broken {
+        fn load(&self, _source: String, _claims: lorafleet_artifact::Claims) -> Loading {
+            Box::pin(async { panic!("broken on purpose") })
+        }
+
+        fn disk_bytes(&self) -> (u64, u64) {
+            (0, 0)
+        }
+
+        fn is_on_disk(&self, _digest: lorafleet_artifact::Digest) -> bool {
+            false
+        }
+    }
+
+    #[tokio::test]
+    async fn a_fetch_that_panics_ends_like_one_that_fails() {
+        let (commands, told) = std::sync::mpsc::sync_channel(1);
+        let runtime = tokio::runtime::Handle::current();
+        let wanted = Enrolment {
+            name: "a".into(),
+            digest: lorafleet_artifact::Digest::from_bytes([1; 32]),
+            sources: vec!["/a".into()],
+            pinned: false,
+            floor: lorafleet_crds::wire::Floor::None,
+            base_digest: None,
+        };
+        Fetcher { loader: Arc::new(Broken), runtime, commands }.start(&wanted);
+        let told = tokio::task::spawn_blocking(move || told.recv()).await.unwrap();
+        let Ok(Command::Fetched(fetched, Err(refusal), _)) = told else { panic!("{told:?}") };
+        assert_eq!((fetched, refusal.status, &*refusal.code), (wanted, 500, "Internal"));
+    }
 
     #[test]
     fn a_host_cache_below_the_adapters_share_of_the_pages_is_worth_a_word() {

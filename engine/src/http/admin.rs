@@ -1,7 +1,6 @@
 //! Routes that change or show what the engine holds.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use axum::body::Body;
@@ -18,7 +17,7 @@ use crate::report;
 
 pub async fn load(State(app): State<Arc<App>>, request: Request<Body>) -> Result<Response, Refusal> {
     app.keys.admin(request.headers())?;
-    app.open()?;
+    let _open = app.requests.enter()?;
     let most = app.fleet.engine().limits.max_body_bytes;
     let request: LoadRequest = from_json(&body(request, most, &app.orders).await?.bytes)?;
     let reply = app.fleet.load(request).await?;
@@ -77,7 +76,7 @@ fn describe(app: &App) -> Report {
         generation: catalog.placement.as_ref().map_or(0, |placement| placement.generation),
         revision: catalog.placement.as_ref().map(|placement| placement.revision.clone()).unwrap_or_default(),
         ready,
-        draining: app.draining.load(Ordering::Acquire),
+        draining: app.requests.is_closed(),
         base: BaseReport {
             name: app.base.name.clone(),
             digest: app.base.digest,

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use super::answer::{Choice, Delta, Reply, Usage};
 use super::ask::{Ask, Bounds, Kind};
 use super::shapes::{self, Progress};
-use super::{App, Received, body, json};
+use super::{App, OpenRequest, Received, body, json};
 use crate::names::Resolved;
 use crate::refusal::Refusal;
 use crate::sequence::Draft;
@@ -31,14 +31,14 @@ pub async fn completion(State(app): State<Arc<App>>, request: Request<Body>) -> 
 async fn run(app: Arc<App>, kind: Kind, request: Request<Body>) -> Result<Response, Refusal> {
     let arrived = Instant::now();
     app.keys.client(request.headers())?;
-    app.open()?;
+    let open = app.requests.enter()?;
     let received = body(request, app.fleet.engine().limits.max_body_bytes, &app.bodies).await?;
     let ask = parse(app.clone(), kind, received).await?;
     let (resolved, choices) = submit(&app, &ask, arrived)?;
     let reply = reply(&app, &ask)?;
     let versioned = resolved.versioned();
     let mut response = if ask.stream {
-        streamed(app, ask, reply, choices).await?
+        streamed(app, ask, reply, choices, open).await?
     } else {
         collected(&app, &ask, &reply, choices).await?
     };
@@ -130,7 +130,13 @@ async fn collected(app: &App, ask: &Ask, reply: &Reply, choices: Vec<Choice>) ->
 }
 
 /// Nothing is sent before the first token is there, so that what is refused late still is a plain error.
-async fn streamed(app: Arc<App>, ask: Ask, reply: Reply, choices: Vec<Choice>) -> Result<Response, Refusal> {
+async fn streamed(
+    app: Arc<App>,
+    ask: Ask,
+    reply: Reply,
+    choices: Vec<Choice>,
+    open: OpenRequest,
+) -> Result<Response, Refusal> {
     let count = choices.len();
     let mut deltas = stream::select_all(choices.into_iter().map(|choice| {
         let steps = stream::unfold(choice, async |mut choice| Some((choice.next().await?, choice)));
@@ -148,6 +154,7 @@ async fn streamed(app: Arc<App>, ask: Ask, reply: Reply, choices: Vec<Choice>) -
         counted,
         ready: VecDeque::new(),
         deltas: Some(deltas),
+        _open: open,
     };
     if let Some(delta) = first {
         writer.write(&delta);
@@ -171,6 +178,8 @@ struct Writer {
     ready: VecDeque<Bytes>,
     /// `None` once the last event has been written.
     deltas: Option<BoxStream<'static, Result<Delta, Refusal>>>,
+    /// Until the connection has taken all of it.
+    _open: OpenRequest,
 }
 
 impl Writer {

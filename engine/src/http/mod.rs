@@ -7,10 +7,11 @@ mod auth;
 mod fields;
 mod generate;
 mod observe;
+mod open;
 mod shapes;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use axum::Router;
@@ -31,6 +32,7 @@ use crate::refusal::Refusal;
 use crate::text::Text;
 
 pub use auth::{KeyError, Keys};
+pub use open::{OpenRequest, OpenRequests};
 
 /// What all routes share.
 pub struct App {
@@ -39,7 +41,8 @@ pub struct App {
     pub base: Base,
     pub keys: Keys,
     pub meter: Arc<Meter>,
-    pub draining: AtomicBool,
+    /// Those that compute or load something.
+    pub requests: OpenRequests,
     /// What the bodies of requests may take together until they are understood; placements apart.
     pub bodies: Room,
     pub placements: Room,
@@ -98,14 +101,6 @@ pub fn router(app: Arc<App>) -> Router {
         })
         .layer(axum::middleware::from_fn_with_state(app.clone(), count))
         .with_state(app)
-}
-
-impl App {
-    /// # Errors
-    /// 503 once the process has been told to end.
-    pub fn open(&self) -> Result<(), Refusal> {
-        if self.draining.load(Ordering::Acquire) { Err(Refusal::draining()) } else { Ok(()) }
-    }
 }
 
 /// Counts replies by route and status; the path is matched against the known routes, so it is no free label.

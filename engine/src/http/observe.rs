@@ -1,7 +1,6 @@
 //! Routes that show: models, metrics, health.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::extract::{Path, State};
@@ -92,7 +91,7 @@ pub async fn healthz(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
 
 /// Ready: takes traffic. Not while draining, and not before each adapter with a floor is there or has failed.
 pub async fn readyz(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
-    if app.draining.load(Ordering::Acquire) {
+    if app.requests.is_closed() {
         return Err(Refusal::draining());
     }
     if !app.fleet.is_ready() {
