@@ -28,6 +28,7 @@ mod scaling;
 mod two_namespaces;
 mod api_keys;
 mod missing_keys;
+mod rotated_keys;
 mod foreign_object;
 mod refused_change;
 mod refused_status;
