@@ -202,7 +202,7 @@ pub struct AdapterReport {
 pub enum AdapterState {
     /// On its way to its floor.
     Loading,
-    /// Answers requests (perhaps after a fetch, if its floor is `None`).
+    /// Answers requests (perhaps after a fetch).
     Ready,
     /// Refused or unreachable; `last_error` says which.
     Failed,

@@ -1,4 +1,4 @@
-//! What readers are to hear. It is kept back until the snapshot and the meter have it too: whoever has been answered finds
+//! What readers are to hear. It is kept back until the snapshot and the meter have it too: whoever hears the last of it finds
 //! that answer in the reports and the metrics, and what it held given back.
 
 use tokio::sync::mpsc;

@@ -234,6 +234,7 @@ impl Stepper {
                 let rows: usize = batch.segments.iter().map(|segment| segment.tokens.len()).sum();
                 self.state.pace.stepped(rows as u32, begun.elapsed().saturating_sub(sampled.upload_time));
                 let adapter_bytes = self.state.adapter_bytes(batch);
+                self.changed |= !sampled.not_finite.is_empty();
                 let drawn = self.state.commit(batch, sampled, done);
                 self.changed |= drawn.iter().any(|token| token.finish.is_some());
                 self.meter.stepped(batch, adapter_bytes, &drawn, now, done);

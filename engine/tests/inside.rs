@@ -28,11 +28,11 @@ enum Fault {
     Lose,
     /// Until the other end says so, or is gone.
     Hang(Receiver<()>),
-    /// No logit of any sequence is a number.
-    NotFinite,
+    /// After so many steps, no logit of any sequence is a number.
+    NotFinite(u32),
 }
 
-/// The CPU backend, with one fault in its next step.
+/// The CPU backend, with one fault.
 struct Faulty {
     backend: Box<dyn Backend>,
     fault: Option<Fault>,
@@ -49,7 +49,7 @@ impl Backend for Faulty {
             Some(Fault::Fail) => return Err(BackendError::Failed("broken on purpose".into())),
             Some(Fault::Lose) => return Err(BackendError::Lost("broken on purpose".into())),
             Some(Fault::Hang(until)) => drop(until.recv()),
-            Some(Fault::NotFinite) => self.fault = Some(Fault::NotFinite),
+            Some(Fault::NotFinite(steps)) => self.fault = Some(Fault::NotFinite(steps)),
             None => {}
         }
         self.backend.submit(batch)
@@ -57,8 +57,12 @@ impl Backend for Faulty {
 
     fn wait(&mut self, ticket: Ticket) -> Result<Sampled, BackendError> {
         let mut sampled = self.backend.wait(ticket)?;
-        if let Some(Fault::NotFinite) = self.fault.take() {
-            sampled.not_finite = sampled.rows.drain(..).map(|row| row.sequence).collect();
+        match self.fault.take() {
+            Some(Fault::NotFinite(0)) => {
+                sampled.not_finite = sampled.rows.drain(..).map(|row| row.sequence).collect();
+            }
+            Some(Fault::NotFinite(steps)) => self.fault = Some(Fault::NotFinite(steps - 1)),
+            other => self.fault = other,
         }
         Ok(sampled)
     }
@@ -82,7 +86,7 @@ impl Engine {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let (keys, told) = (Keys::open(None, None).unwrap(), Told::new().unwrap());
         let process = tokio::spawn(serve_base(config, keys, listener, base, told));
-        Self { url, client: reqwest::Client::new(), process }
+        Self { url, client: reqwest::Client::builder().pool_max_idle_per_host(0).build().unwrap(), process }
     }
 
     async fn complete(&self) -> (u16, Value) {
@@ -129,7 +133,10 @@ async fn a_hung_step_shows_in_its_health_and_its_end_too() {
     };
     let (answer, ()) = tokio::join!(engine.complete(), check);
     assert_eq!(answer.0, 200, "{}", answer.1);
-    assert_eq!(engine.health().await.0, 200);
+    while engine.health().await.0 != 200 {
+        assert!(begun.elapsed() < TIME_MAX, "it stays hung");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     engine.process.abort();
 }
 
@@ -145,12 +152,16 @@ async fn a_step_that_fails_ends_its_requests_and_nothing_else() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sequence_whose_numbers_overflow_ends_with_an_error_and_nothing_else_does() {
-    let engine = Engine::start(Some(Fault::NotFinite), |_| {}).await;
+    let engine = Engine::start(Some(Fault::NotFinite(1)), |_| {}).await;
     let (status, reply) = engine.complete().await;
     assert_eq!((status, reply["error"]["code"].as_str()), (500, Some("NotFinite")), "{reply}");
     let expected =
-        "after 2 tokens the scores of the next one are not all finite numbers: the values of the base overflow";
+        "after 3 tokens the scores of the next one are not all finite numbers: the values of the base overflow";
     assert_eq!(reply["error"]["message"].as_str(), Some(expected));
+    // Whoever has been told finds it so.
+    let metrics = engine.client.get(engine.url.clone() + "/metrics").send().await.unwrap().text().await.unwrap();
+    let running = metrics.lines().find(|line| line.starts_with("vllm:num_requests_running")).unwrap();
+    assert!(running.ends_with(" 0"), "{running}");
     assert_eq!(engine.complete().await.0, 200);
     engine.process.abort();
 }

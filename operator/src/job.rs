@@ -107,8 +107,8 @@ pub struct Lane {
 /// A place in one queue.
 type Acquired<'a> = Result<SemaphorePermit<'a>, AcquireError>;
 
-/// How much is read at the same time: so many sources in all, two of each namespace, and one of each store that a namespace
-/// names. So a store that is away holds up nobody who waits for another one. A turn is short: who has not ended by then goes to
+/// How much is read at the same time: so many sources in all, two of each namespace, and one of each source that a
+/// base names or allows. So a store that is away holds up nobody who waits for another one. A turn is short: who has not ended by then goes to
 /// the end of these queues and takes his work up again at his next turn, so that nobody waits longer for a turn than the others'
 /// turns last, whatever their sources do. Who has not got far enough in a turn is given up.
 pub struct Turns {

@@ -40,9 +40,10 @@ impl Watch {
         self.1.lock().unwrap().clone()
     }
 
-    /// Whether it has been said that pods are missing, which may be told here some moments later.
+    /// Whether it has been said that not all is well, which may be told here some moments later. How, depends on what is seen
+    /// first: the pod that does not answer, or that it takes no traffic.
     fn was_sorry(&self) -> bool {
-        let is_sorry = |line: &String| line == "False NoReadyPod" || line == "False PodsNotReady";
+        let is_sorry = |line: &String| line.starts_with("False ");
         let said = || Ok(self.said().iter().any(is_sorry).then_some(()));
         wait::until("it has been said that pods are missing", Duration::from_secs(5), said).is_ok()
     }

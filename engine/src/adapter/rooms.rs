@@ -7,8 +7,8 @@ use lorafleet_artifact::{Scheme, SourceUri};
 use lorafleet_listen::{Room, Share};
 
 /// A room for what comes from this machine's disks, which comes at once and waits for no slow store; and one for all
-/// stores, of which each may have three quarters: whoever drips leaves the rest to others. One load counts as three
-/// quarters of its store's part at most, so that small ones of the same store go on beside it.
+/// buckets, of which each may have three quarters: whoever drips leaves the rest to others. One load counts as three
+/// quarters of its bucket's part at most, so that small ones of the same bucket go on beside it.
 #[derive(Debug)]
 pub struct Rooms {
     here: Room,

@@ -93,7 +93,12 @@ impl<'a> Plan<'a> {
         let Some(victim) = self.running.iter().filter(may_leave).max_by_key(order).copied() else { return false };
         // Who would not fit all the same takes nobody's turn.
         let freed = state.pages.sole_among(&victim.pages);
-        let wanted = sequence.known().div_ceil(state.pages.page_tokens()) + state.residency.uploading_pages();
+        // Its adapter counts as takeable as long as nobody uses it.
+        let idle = |digest: &_| state.residency.is_idle(digest) && !self.claimed.contains(digest);
+        let own_adapter = digest(sequence).filter(idle);
+        let own_adapter = own_adapter.map_or(0, |digest| state.residency.pages_of(&digest));
+        let pages = sequence.known().div_ceil(state.pages.page_tokens());
+        let wanted = pages + own_adapter + state.residency.uploading_pages();
         let waits_for_its_like = self.prefilling.contains(&sequence.group);
         if waits_for_its_like || wanted + self.reserved() > self.available + freed {
             return false;

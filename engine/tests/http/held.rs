@@ -4,7 +4,7 @@
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lorafleet_backend::batch::{Batch, PageBudget, Sampled};
 use lorafleet_backend::{Backend, BackendError, Ticket};
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use super::server::{ADMIN_KEY, Client, path};
+use super::server::{ADMIN_KEY, Client, TIME_MAX, path};
 
 /// Steps that may be computed.
 pub struct Gate {
@@ -136,7 +136,9 @@ impl Held {
     pub async fn stepping<T>(&self, what: impl Future<Output = T>) -> T {
         tokio::pin!(what);
         let mut pause = Duration::from_millis(20);
+        let begun = Instant::now();
         loop {
+            assert!(begun.elapsed() < TIME_MAX, "it never comes");
             tokio::select! {
                 came = &mut what => return came,
                 () = tokio::time::sleep(pause) => self.gate.set(|steps| steps + 1),

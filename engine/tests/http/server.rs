@@ -116,6 +116,8 @@ impl Server {
             .args(["--allowed-source", &path("")])
             .args(["--allowed-source", folder.path().to_str().unwrap()])
             .args(flags)
+            // Its address is read from its log.
+            .env("LORAFLEET_LOG", "info")
             .stdout(Stdio::null())
             .stderr(std::fs::File::create(&log).unwrap())
             .spawn()
