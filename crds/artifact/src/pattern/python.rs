@@ -38,8 +38,9 @@ enum Before {
 /// One escape or character of a class.
 enum Member {
     One(char),
-    /// A class of its own: `\d`.
-    Class(char),
+    /// A class of its own, `\d`, as it stands within brackets. Those of ASCII: names are, and those of all of Unicode are so
+    /// large that a few of them are more than an expression may take.
+    Class(&'static str),
 }
 
 impl Translator {
@@ -265,7 +266,7 @@ impl Translator {
             _ => {
                 match self.member()? {
                     Member::One(character) => self.literal(character),
-                    Member::Class(class) => self.out.extend(['\\', class]),
+                    Member::Class(class) => self.out.push_str(&format!("[{class}]")),
                 }
                 Ok(Before::Item)
             }
@@ -290,7 +291,12 @@ impl Translator {
             return character.map(Member::One);
         }
         let character = match self.next().ok_or("it ends in a backslash")? {
-            class @ ('d' | 'D' | 's' | 'S' | 'w' | 'W') => return Ok(Member::Class(class)),
+            'd' => return Ok(Member::Class("[:digit:]")),
+            'D' => return Ok(Member::Class("[:^digit:]")),
+            's' => return Ok(Member::Class("[:space:]")),
+            'S' => return Ok(Member::Class("[:^space:]")),
+            'w' => return Ok(Member::Class("[:word:]")),
+            'W' => return Ok(Member::Class("[:^word:]")),
             'a' => '\x07',
             'f' => '\x0c',
             'n' => '\n',
@@ -333,7 +339,7 @@ impl Translator {
             if !range {
                 match low {
                     Member::One(character) => self.literal(character),
-                    Member::Class(class) => self.out.extend(['\\', class]),
+                    Member::Class(class) => self.out.push_str(class),
                 }
                 continue;
             }

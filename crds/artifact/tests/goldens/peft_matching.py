@@ -55,6 +55,9 @@ CONFIGS = [
     dict(target_modules=r"(?xs) .* \. [vq] _proj  # the comment ( [ has no meaning"),
     dict(target_modules=r".*(?>q|v)_pro\u006a|.*(?<=down)_proj"),
     dict(target_modules=r".*[\w.]+\.(?P<k>k)_(?:proj)++|(?i:.*O_PROJ)"),
+    # Classes of many letters, many times.
+    dict(target_modules=["q_proj", "down_proj"], rank_pattern={r"\w{2,4}_proj": 3, r"\S{1,60}\.[^\W\d]_\w{4}": 5}),
+    dict(target_modules=["q_proj", "up_proj"], alpha_pattern={r"[\w.]{1,64}\.\d{1,3}\.[\D]{1,64}up_\w{1,64}": 4, r"\D{1,40}": 7}),
     dict(target_modules=["q_proj", "model.layers.0.self_attn.v_proj"], layers_to_transform=[1], layers_pattern=["model|layers", "layers"]),
     dict(target_modules=["q_proj"], layers_to_transform=[1], layers_pattern=["[[l]ayers"]),
     dict(target_modules=["q_proj"], init_lora_weights="gaussian", bias="all", fan_in_fan_out=True),
