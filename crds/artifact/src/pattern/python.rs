@@ -292,11 +292,11 @@ impl Translator {
         }
         let character = match self.next().ok_or("it ends in a backslash")? {
             'd' => return Ok(Member::Class("[:digit:]")),
-            'D' => return Ok(Member::Class("[:^digit:]")),
+            'D' => return Ok(Member::Class(r"\x00-/:-\x7f")),
             's' => return Ok(Member::Class("[:space:]")),
-            'S' => return Ok(Member::Class("[:^space:]")),
+            'S' => return Ok(Member::Class(r"\x00-\x08\x0e-\x1f!-\x7f")),
             'w' => return Ok(Member::Class("[:word:]")),
-            'W' => return Ok(Member::Class("[:^word:]")),
+            'W' => return Ok(Member::Class(r"\x00-/:-@\[-\^`{-\x7f")),
             'a' => '\x07',
             'f' => '\x0c',
             'n' => '\n',
