@@ -58,6 +58,16 @@ impl Recheck {
     }
 }
 
+/// Whether a read is under way, or has shown other files than the status tells of, which may be that of a moment ago: what is
+/// remembered there is older. `shown` names the files that an outcome is about, as `told` does.
+pub fn knows_better<T>(job: &JobState<T>, told: Option<&String>, shown: impl FnOnce(&T) -> String) -> bool {
+    match job {
+        JobState::Running | JobState::Waiting { .. } => true,
+        JobState::Done(outcome) => told != Some(&shown(outcome)),
+        JobState::Idle | JobState::Failed { .. } => false,
+    }
+}
+
 /// Names the files of a source: their names, sizes and versions.
 pub fn listing(files: &[SourceFile]) -> String {
     short_hash(&files)

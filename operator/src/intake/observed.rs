@@ -5,7 +5,7 @@ use lorafleet_crds::{BaseModel, LoraAdapter, NameClaim, PoolPlacement, SourceFil
 use serde::{Deserialize, Serialize};
 
 use crate::job::JobState;
-use crate::recheck::Recheck;
+use crate::recheck::{Recheck, listing};
 
 /// Everything that a plan rests on.
 #[derive(Clone, Debug, Deserialize)]
@@ -73,6 +73,16 @@ pub enum Outcome {
         #[serde(default)]
         digest: Option<Digest>,
     },
+}
+
+impl Outcome {
+    /// Names the files that it is about.
+    pub(super) fn listing(&self) -> String {
+        match self {
+            Self::Verified(found) => listing(&found.files),
+            Self::Refused { listing, .. } => listing.clone(),
+        }
+    }
 }
 
 /// What a read found.

@@ -13,7 +13,7 @@ use super::observed::{Facts, Observed, Outcome};
 use super::rollout::{Rollout, rollout};
 use crate::conditions::Stated;
 use crate::job::{Fault, JobState, retry_in_ms};
-use crate::recheck::{Next, listing};
+use crate::recheck::{Next, knows_better, listing};
 use crate::settings::Limits;
 use crate::source::{Whose, cause, reading, resolve_at, stalls, words};
 
@@ -169,16 +169,10 @@ fn stand<'a>(observed: &'a Observed, gate: &Gate, limits: &Limits) -> Stand<'a> 
     }
 }
 
-/// Whether a read is under way, or has shown other files than the status tells of: what is remembered there is older. The
-/// status may be that of a moment ago.
+/// Whether a read knows better than what the status remembers.
 fn newer(observed: &Observed) -> bool {
     let told = observed.adapter.status.as_ref().and_then(|status| status.source_listing.as_ref());
-    match &observed.job {
-        JobState::Running | JobState::Waiting { .. } => true,
-        JobState::Done(Outcome::Verified(found)) => told != Some(&listing(&found.files)),
-        JobState::Done(Outcome::Refused { listing, .. }) => told != Some(listing),
-        JobState::Idle | JobState::Failed { .. } => false,
-    }
+    knows_better(&observed.job, told, Outcome::listing)
 }
 
 /// What is remembered of the content that is pinned is enough for a changed policy, whether or not the source can be read:
@@ -249,11 +243,11 @@ fn facts(
     let fingerprint = judged.then(|| gate.order.fingerprint.clone());
     match outcome {
         Some(outcome) => {
-            let (found, source_listing) = match outcome {
-                Outcome::Verified(found) => (verified(adapter, gate, found), listing(&found.files)),
-                Outcome::Refused { listing, .. } => (keep_pin(old, pinned), listing.clone()),
+            let found = match outcome {
+                Outcome::Verified(found) => verified(adapter, gate, found),
+                Outcome::Refused { .. } => keep_pin(old, pinned),
             };
-            LoraAdapterStatus { verified_for: fingerprint, source_listing: Some(source_listing), ..found }
+            LoraAdapterStatus { verified_for: fingerprint, source_listing: Some(outcome.listing()), ..found }
         }
         None => {
             let source_listing = old.source_listing.clone().filter(|_| judged);

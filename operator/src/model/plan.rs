@@ -12,7 +12,7 @@ use serde::Deserialize;
 use crate::conditions::Stated;
 use crate::hash::short_hash;
 use crate::job::{Fault, JobState, retry_in_ms};
-use crate::recheck::{Next, Recheck, listing};
+use crate::recheck::{Next, Recheck, knows_better, listing};
 use crate::settings::Limits;
 use crate::source::{Closed, Door, Whose, cause, readable, reading, resolve_at, stalls, within_caps, words};
 
@@ -41,6 +41,16 @@ pub enum Outcome {
         #[serde(default)]
         listing: String,
     },
+}
+
+impl Outcome {
+    /// Names the files that it is about.
+    fn listing(&self) -> String {
+        match self {
+            Self::Read(facts) => listing(&facts.files),
+            Self::Refused { listing, .. } => listing.clone(),
+        }
+    }
 }
 
 /// What a read found.
@@ -154,15 +164,10 @@ pub fn plan(observed: &Observed, limits: &Limits) -> Plan {
     Plan { read, look, stated: stated(&standing, &status), status, again_in_ms }
 }
 
-/// Whether a read is under way, or has shown other files than the status tells of, which may be that of a moment ago.
+/// Whether a read knows better than what the status remembers.
 fn newer(observed: &Observed) -> bool {
     let told = observed.base.status.as_ref().and_then(|status| status.source_listing.as_ref());
-    match &observed.job {
-        JobState::Running | JobState::Waiting { .. } => true,
-        JobState::Done(Outcome::Read(facts)) => told != Some(&listing(&facts.files)),
-        JobState::Done(Outcome::Refused { listing, .. }) => told != Some(listing),
-        JobState::Idle | JobState::Failed { .. } => false,
-    }
+    knows_better(&observed.job, told, Outcome::listing)
 }
 
 /// The judgement that the status already holds.
