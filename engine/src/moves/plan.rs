@@ -4,7 +4,7 @@ use lorafleet_crds::wire::Floor;
 
 use super::rows::{Adapter, Rows};
 use super::victims::{Victim, Victims};
-use super::{HostTier, Move, NOBODY, Reason, Tiers};
+use super::{HostTier, Move, NOBODY, Reason, Row, Tiers};
 
 /// What is known by now, and the moves so far.
 pub(super) struct Plan<'a> {
@@ -35,30 +35,9 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Pinned adapters may take half of all pages, and half of the host memory, or nobody else is served. Who was pinned
-    /// first keeps its floor, whether it is there already or not yet.
     pub fn refuse_pins(&mut self) {
         let rows = self.rows.iter_mut().map(|adapter| &mut adapter.row);
-        let mut pinned: Vec<_> = rows.filter(|row| row.pinned.is_some()).collect();
-        pinned.sort_by_key(|row| (row.pinned, row.digest));
-        let (mut pages, mut bytes) = (self.tiers.pages_total / 2, self.tiers.host_bytes_total / 2);
-        for row in pinned {
-            let refused = if row.is_held_on_device() {
-                let less = pages.checked_sub(row.pages);
-                pages = less.unwrap_or(pages);
-                less.is_none().then_some(Move::RefuseFloor(row.digest))
-            } else if row.is_held_in_host() {
-                let less = bytes.checked_sub(row.bytes);
-                bytes = less.unwrap_or(bytes);
-                less.is_none().then_some(Move::RefuseHostFloor(row.digest))
-            } else {
-                None
-            };
-            if refused.is_some() {
-                (row.pinned, row.floor) = (None, Floor::None);
-            }
-            self.moves.extend(refused);
-        }
+        self.moves.extend(refused_pins(rows, self.tiers));
     }
 
     /// Lets go of host copies until the budget holds. The first in the queue keeps its copy until it is on the device.
@@ -198,6 +177,33 @@ impl<'a> Plan<'a> {
         }
         true
     }
+}
+
+/// Pinned adapters may take half of all pages, and half of the host memory, or nobody else is served. Who was pinned
+/// first keeps its floor, whether it is there already or not yet; the others lose theirs.
+pub(super) fn refused_pins<'a>(rows: impl Iterator<Item = &'a mut Row>, tiers: &Tiers) -> Vec<Move> {
+    let mut pinned: Vec<_> = rows.filter(|row| row.pinned.is_some()).collect();
+    pinned.sort_by_key(|row| (row.pinned, row.digest));
+    let (mut pages, mut bytes) = (tiers.pages_total / 2, tiers.host_bytes_total / 2);
+    let mut moves = Vec::new();
+    for row in pinned {
+        let refused = if row.is_held_on_device() {
+            let less = pages.checked_sub(row.pages);
+            pages = less.unwrap_or(pages);
+            less.is_none().then_some(Move::RefuseFloor(row.digest))
+        } else if row.is_held_in_host() {
+            let less = bytes.checked_sub(row.bytes);
+            bytes = less.unwrap_or(bytes);
+            less.is_none().then_some(Move::RefuseHostFloor(row.digest))
+        } else {
+            None
+        };
+        if refused.is_some() {
+            (row.pinned, row.floor) = (None, Floor::None);
+        }
+        moves.extend(refused);
+    }
+    moves
 }
 
 /// Of the host copies of some.

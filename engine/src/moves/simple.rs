@@ -7,12 +7,14 @@ use lorafleet_artifact::Digest;
 use lorafleet_crds::wire::Floor;
 
 use super::fetches::Places;
+use super::plan::refused_pins;
 use super::rows::count;
 use super::{HostTier, Move, Reason, Row, Tiers};
 
 pub fn decide(tiers: &Tiers) -> Vec<Move> {
     let mut plan = Simple::new(tiers);
-    plan.refuse_pins();
+    // Not looked for adapter by adapter: the same in both.
+    plan.moves.extend(refused_pins(plan.rows.iter_mut(), tiers));
     plan.shrink_host();
     plan.fetch();
     plan.upload();
@@ -42,29 +44,6 @@ impl<'a> Simple<'a> {
 
     fn place(&self, digest: &Digest) -> usize {
         self.places.get(digest).copied().unwrap_or(usize::MAX)
-    }
-
-    fn refuse_pins(&mut self) {
-        let mut pinned: Vec<&mut Row> = self.rows.iter_mut().filter(|row| row.pinned.is_some()).collect();
-        pinned.sort_by_key(|row| (row.pinned, row.digest));
-        let (mut pages, mut bytes) = (self.tiers.pages_total / 2, self.tiers.host_bytes_total / 2);
-        for row in pinned {
-            let refused = if row.is_held_on_device() {
-                let less = pages.checked_sub(row.pages);
-                pages = less.unwrap_or(pages);
-                less.is_none().then_some(Move::RefuseFloor(row.digest))
-            } else if row.is_held_in_host() {
-                let less = bytes.checked_sub(row.bytes);
-                bytes = less.unwrap_or(bytes);
-                less.is_none().then_some(Move::RefuseHostFloor(row.digest))
-            } else {
-                None
-            };
-            if refused.is_some() {
-                (row.pinned, row.floor) = (None, Floor::None);
-            }
-            self.moves.extend(refused);
-        }
     }
 
     fn all(&self) -> std::slice::Iter<'_, Row> {
